@@ -1,0 +1,118 @@
+"""The contract between the router and an engine that runs kvflow's connector. Imports no vLLM.
+
+Everything travels inside vLLM's own `kv_transfer_params`, under one key of ours, `KEY`. The engine passes unknown keys
+through to the connector, so a stock engine ignores them.
+
+Prefill leg, request  (`PrefillOrder`)     what the connector is asked to do before it schedules the prompt
+Prefill leg, response (`PrefillReport`)    what it did
+Decode leg, request   (`DecodeOrder`)      what becomes of the KV when the turn ends
+Decode leg, response  (`DecodeReport`)     what was kept; beside it, unless nothing was, vLLM's own handle
+
+Not streamed, a response carries the dict in its body, as vLLM does. A streamed one ends with one more server-sent
+event, after everything else: `event: kvflow`, then `data:` with `{"kv_transfer_params": {...}}`, then an empty line.
+
+`GET /kvflow/node` on an engine answers `NodeReport`. An engine without that route is a stock one.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from kvflow.errors import WireError
+from kvflow.types import Blocks, Reason
+
+VERSION = 1
+KEY = "kvflow"
+NODE_PATH = "/kvflow/node"
+EVENT_PREFIX = b"event: kvflow\n"
+
+
+class _Message:
+    """A flat dataclass that travels as a JSON object; unknown keys from a newer peer are ignored."""
+
+    def to_wire(self) -> dict[str, Any]:
+        return {k: v for k, v in asdict(self).items() if v is not None}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_wire(cls, data: object) -> Self:
+        if not isinstance(data, Mapping):
+            raise WireError(f"{cls.__name__}: expected an object, got {type(data).__name__}")
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        try:
+            return cls(**{k: v for k, v in data.items() if k in known})
+        except TypeError as e:
+            raise WireError(f"{cls.__name__}: {e}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillOrder(_Message):
+    """With a handle's params beside it, pull what `fingerprint` proves to be a prefix of the prompt."""
+
+    min_pull_tokens: int = 0
+    fingerprint: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillReport(_Message):
+    """Token counts of one prefill leg. prompt = computed + local + pulled, but for the last token of a full hit."""
+
+    prompt_tokens: int
+    verified_tokens: int = 0
+    """Length of the prefix that the fingerprint proved."""
+    local_tokens: int = 0
+    """Taken from the prefill node's own prefix cache."""
+    pulled_tokens: int = 0
+    """Moved from the decode node."""
+    reason: str | None = None
+    """A `Reason`, where less was pulled than was offered."""
+    blocks: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeOrder(_Message):
+    retain_s: float = 0.0
+    max_pinned_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeReport(_Message):
+    """What the decode node did at the end of the turn. `fingerprint` and `retain_s` only where the KV was kept."""
+
+    retained: bool = False
+    tokens: int = 0
+    """Tokens whose KV is kept."""
+    retain_s: float = 0.0
+    fingerprint: dict[str, Any] | None = None
+    refused: str | None = None
+    """`policy` (not asked for), `share` (the pinned share is used up), `unhashable` (the prompt has no token ids)."""
+    load_failed: bool = False
+    """The pull from the prefill node broke and the decode node computed the prompt itself."""
+    blocks: dict[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport(_Message):
+    """Identity of an engine. `epoch` is new in every life of the process; its handles name it in `remote_engine_id`."""
+
+    version: int
+    epoch: str
+    role: str
+    vllm: str
+    block_size: int
+    max_model_len: int
+
+
+def blocks_from_wire(data: Mapping[str, int] | None) -> Blocks | None:
+    return None if data is None else Blocks(free=data["free"], pinned=data["pinned"], total=data["total"])
+
+
+def reason_from_wire(word: str | None) -> Reason | None:
+    """A word that a newer engine may have and we do not is no reason to fail a turn."""
+    return next((r for r in Reason if r.value == word), None)
+
+
+def event(params: Mapping[str, Any] | None) -> bytes:
+    """The last event of a stream."""
+    body = json.dumps({"kv_transfer_params": params}, separators=(",", ":"))
+    return EVENT_PREFIX + b"data: " + body.encode() + b"\n\n"

@@ -1,0 +1,136 @@
+"""The values that the parts of kvflow exchange. Everything here is immutable and imports nothing of ours."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Path(StrEnum):
+    """How a turn is served."""
+
+    COLD = "cold"
+    """A prefill node computes the prompt, a decode node pulls its KV and answers."""
+    PULL = "pull"
+    """As `COLD`, but the prefill node first pulls what the decode node still holds of the conversation."""
+    DIRECT = "direct"
+    """One decode node does everything."""
+
+
+class Reason(StrEnum):
+    """Why a turn reused no more than it did: the value of the response header `x-kvflow-reason`."""
+
+    NO_HANDLE = "no-handle"
+    """Nothing is kept for this conversation: its first turn, or the handle is in use by another turn."""
+    BELOW_THRESHOLD = "below-threshold"
+    """Less could be pulled than the policy wants to pull."""
+    DIVERGED = "diverged"
+    """The prompt is not, or not all the way, what the decode node holds."""
+    LOCAL_CACHE = "local-cache"
+    """The prefill node's own prefix cache already had it."""
+    EXPIRED = "expired"
+    """The handle's time was up."""
+    NODE_GONE = "node-gone"
+    """The engine that held the KV has gone or restarted."""
+    TRANSFER_FAILED = "transfer-failed"
+    """The pull was tried and broke; the prefill node computed the tokens instead."""
+    POLICY = "policy"
+    """The policy does not reuse."""
+    UNSPLITTABLE = "unsplittable"
+    """The request cannot be served by two nodes (several choices, prompt log-probabilities, ...)."""
+    ONE_WAY = "one-way"
+    """An engine without kvflow's connector takes part: nothing can be pulled back from or to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Occupancy of one engine's KV block pool, in blocks."""
+
+    free: int
+    pinned: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handle:
+    """Where a decode node keeps the KV of a conversation's last turn.
+
+    `params` is the engine's own `kv_transfer_params`, forwarded untouched; it stays inside kvflow. `deadline` is on the
+    router's monotonic clock, in seconds.
+    """
+
+    node: str
+    epoch: str
+    tokens: int
+    deadline: float
+    params: Mapping[str, Any] = field(repr=False)
+    size: int
+    """Bytes that keeping this handle costs the router, about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a policy may know about a request."""
+
+    tenant: str
+    model: str
+    prompt_tokens: int
+    """Estimated from the length of the text; the router does not tokenise."""
+    splittable: bool = True
+    """False: the request can only be answered by one node on its own."""
+    handle: Handle | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """What the router knows about a node at one moment."""
+
+    name: str
+    role: Role
+    ready: bool = True
+    bidirectional: bool = True
+    """Runs kvflow's connector; False for a stock engine, which is served one-way."""
+    epoch: str = ""
+    in_flight: int = 0
+    """Legs that this router has under way on the node."""
+    queued_tokens: int = 0
+    """Estimated prompt tokens of those legs."""
+    failures: int = 0
+    """Legs that failed in a row."""
+    blocks: Blocks | None = None
+    """As last reported by the engine; None before the first report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The world as a policy sees it when it plans one turn. `now` is on the clock of `Handle.deadline`."""
+
+    now: float
+    prefill: tuple[NodeState, ...]
+    decode: tuple[NodeState, ...]
+
+    def node(self, name: str) -> NodeState | None:
+        return next((n for n in (*self.prefill, *self.decode) if n.name == name), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a policy decided for one turn. Complete: no other code asks which policy made it."""
+
+    path: Path
+    decode: str
+    prefill: str | None = None
+    """None on `Path.DIRECT`."""
+    min_pull_tokens: int = 0
+    """Pull only if at least so many tokens are verified and not in the prefill node's own cache."""
+    retain_s: float = 0.0
+    """Seconds the decode node keeps the KV after the turn; 0 keeps nothing."""
+    max_pinned_share: float = 0.0
+    """Share of the decode node's block pool, 0 to 1, beyond which the turn is not kept."""
+    reason: Reason | None = None
+    """Why the path is not `PULL`; None on `PULL`."""
