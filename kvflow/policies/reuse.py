@@ -46,4 +46,5 @@ class Threshold:
     def describe(self) -> str:
         if not self.enabled:
             return "Reuse: never; every turn is computed from its first token."
-        return f"Reuse: pull a conversation's KV from its decode node where it saves {self.min_pull_tokens} tokens or more."
+        least = f"{self.min_pull_tokens} tokens or more"
+        return f"Reuse: pull a conversation's KV from its decode node where that saves {least}."
