@@ -39,6 +39,8 @@ class Reason(StrEnum):
     """The engine that held the KV has gone or restarted."""
     TRANSFER_FAILED = "transfer-failed"
     """The pull was tried and broke; the prefill node computed the tokens instead."""
+    RETRIED = "retried"
+    """A node failed under the turn, which was then served from the start without the handle."""
     POLICY = "policy"
     """The policy does not reuse."""
     UNSPLITTABLE = "unsplittable"

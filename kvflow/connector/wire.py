@@ -8,8 +8,10 @@ Prefill leg, response (`PrefillReport`)    what it did
 Decode leg, request   (`DecodeOrder`)      what becomes of the KV when the turn ends
 Decode leg, response  (`DecodeReport`)     what was kept; beside it, unless nothing was, vLLM's own handle
 
-Not streamed, a response carries the dict in its body, as vLLM does. A streamed one ends with one more server-sent
-event, after everything else: `event: kvflow`, then `data:` with `{"kv_transfer_params": {...}}`, then an empty line.
+Not streamed, a response carries the dict in its body, as vLLM does. In a streamed one it is one more server-sent event:
+`event: kvflow`, then `data:` with `{"kv_transfer_params": {...}}`, then an empty line. The engine sends it as soon as the
+turn's last output exists and before it passes that output on, so that a client that has seen the end of its answer finds
+the handle filed.
 
 `GET /kvflow/node` on an engine answers `NodeReport`. An engine without that route is a stock one.
 """
@@ -113,6 +115,6 @@ def reason_from_wire(word: str | None) -> Reason | None:
 
 
 def event(params: Mapping[str, Any] | None) -> bytes:
-    """The last event of a stream."""
+    """The event that carries a handle in a stream."""
     body = json.dumps({"kv_transfer_params": params}, separators=(",", ":"))
     return EVENT_PREFIX + b"data: " + body.encode() + b"\n\n"

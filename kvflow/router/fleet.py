@@ -1,0 +1,170 @@
+"""What the router knows about its nodes, and how it learns it: from probes, from legs, from the engines' reports."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from kvflow.connector.wire import NODE_PATH, NodeReport, blocks_from_wire
+from kvflow.errors import WireError
+from kvflow.nodes.base import NodeSpec
+from kvflow.router.upstream import EngineError, Upstream
+from kvflow.types import NodeState, Role, View
+
+log = logging.getLogger("kvflow.router")
+
+PROBE_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Member:
+    spec: NodeSpec
+    state: NodeState
+    why: str = "has not answered yet"
+    """Why the node is not ready, for people."""
+
+
+class Fleet:
+    """Both pools. `on_epoch_end` is called with the epoch of an engine process that is found to be gone."""
+
+    def __init__(
+        self,
+        specs: Sequence[NodeSpec],
+        upstream: Upstream,
+        on_epoch_end: Callable[[str], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._members = {
+            s.name: _Member(s, NodeState(name=s.name, role=s.role, ready=False, bidirectional=False)) for s in specs
+        }
+        self._upstream = upstream
+        self._on_epoch_end = on_epoch_end
+        self._clock = clock
+        self.changed = asyncio.Event()
+        """Set whenever a node becomes ready or stops being so."""
+
+    def view(self) -> View:
+        states = [m.state for m in self._members.values()]
+        prefill = tuple(s for s in states if s.role is Role.PREFILL)
+        decode = tuple(s for s in states if s.role is Role.DECODE)
+        return View(now=self._clock(), prefill=prefill, decode=decode)
+
+    def url(self, name: str) -> str:
+        return self._members[name].spec.url
+
+    def missing(self) -> list[str]:
+        """One sentence for each role that has no ready node; empty when turns can be served."""
+        out = []
+        for role in Role:
+            members = [m for m in self._members.values() if m.spec.role is role]
+            if not any(m.state.ready for m in members):
+                out.append(f"no {role} node is ready: " + "; ".join(f"{m.spec.name} {m.why}" for m in members))
+        return out
+
+    @contextmanager
+    def leg(self, name: str, tokens: int) -> Iterator[None]:
+        """Count one leg as under way on a node for as long as the context lasts."""
+        self._add(name, 1, tokens)
+        try:
+            yield
+        finally:
+            self._add(name, -1, -tokens)
+
+    def _add(self, name: str, legs: int, tokens: int) -> None:
+        s = self._members[name].state
+        self._set(name, replace(s, in_flight=s.in_flight + legs, queued_tokens=s.queued_tokens + tokens))
+
+    def succeeded(self, name: str) -> None:
+        self._set(name, replace(self._members[name].state, failures=0))
+
+    def failed(self, name: str, *, reached: bool) -> None:
+        """A leg broke. A node that could not be reached is out of the pools until a probe gets through."""
+        state = self._members[name].state
+        self._set(name, replace(state, failures=state.failures + 1, ready=state.ready and reached))
+        if not reached:
+            self._members[name].why = "cannot be reached"
+
+    def report_blocks(self, name: str, blocks: object) -> None:
+        """What an engine said about its block pool beside a leg's answer."""
+        if isinstance(blocks, dict):
+            try:
+                parsed = blocks_from_wire(blocks)
+            except (KeyError, TypeError):
+                return
+            self._set(name, replace(self._members[name].state, blocks=parsed))
+
+    async def watch(self, interval_s: float) -> None:
+        """Probe every node for ever, each on its own."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._members:
+                group.create_task(self._watch(name, interval_s), name=f"probe {name}")
+
+    async def _watch(self, name: str, interval_s: float) -> None:
+        while True:
+            await self.probe(name)
+            await asyncio.sleep(interval_s)
+
+    async def probe(self, name: str) -> None:
+        """Ask a node who it is; update its state."""
+        member = self._members[name]
+        try:
+            report = await self._ask(member.spec)
+        except EngineError as e:
+            self._unready(member, e.what)
+        except WireError as e:
+            self._unready(member, str(e))
+        else:
+            self._answered(member, report)
+
+    async def _ask(self, spec: NodeSpec) -> NodeReport | None:
+        """None for a stock engine that is healthy."""
+        status, body = await self._upstream.get(spec.name, spec.url + NODE_PATH, PROBE_TIMEOUT_S)
+        if status == 200:
+            try:
+                report = NodeReport.from_wire(json.loads(body))
+            except ValueError:
+                raise WireError("answered a probe with something else than JSON") from None
+            if report.role != spec.role:
+                raise WireError(f"is a {report.role} engine but is configured as a {spec.role} node")
+            return report
+        status, _ = await self._upstream.get(spec.name, spec.url + "/health", PROBE_TIMEOUT_S)
+        if status != 200:
+            raise WireError(f"answered its health check with {status}")
+        return None
+
+    def _answered(self, member: _Member, report: NodeReport | None) -> None:
+        epoch = report.epoch if report else ""
+        if epoch != member.state.epoch:
+            self._end_epoch(member)
+        state = replace(member.state, ready=True, bidirectional=report is not None, epoch=epoch)
+        self._set(member.spec.name, state)
+
+    def _unready(self, member: _Member, why: str) -> None:
+        member.why = why
+        self._set(member.spec.name, replace(member.state, ready=False))
+
+    def _end_epoch(self, member: _Member) -> None:
+        old = member.state.epoch
+        member.state = replace(member.state, blocks=None, failures=0)
+        if old:
+            log.warning("%s restarted; what it kept is gone", member.spec.name)
+            self._on_epoch_end(old)
+
+    def gone(self, name: str) -> None:
+        """The process behind a node has ended: forget what it held without waiting for a probe."""
+        member = self._members[name]
+        self._end_epoch(member)
+        self._unready(member, "has ended")
+        member.state = replace(member.state, epoch="")
+
+    def _set(self, name: str, state: NodeState) -> None:
+        member = self._members[name]
+        turned = state.ready != member.state.ready
+        member.state = state
+        if turned:
+            log.info("%s is %s", name, "ready" if state.ready else f"not ready: it {member.why}")
+            self.changed.set()

@@ -1,0 +1,113 @@
+"""HTTP from the router to the engines. Whatever goes wrong there becomes an `EngineError` that names the node only."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import aiohttp
+
+from kvflow.errors import KvflowError
+
+
+class EngineError(KvflowError):
+    """A node did not answer a leg. `reached` is False if the request never got there."""
+
+    status = 502
+    kind = "BadGatewayError"
+
+    def __init__(self, node: str, what: str, *, reached: bool) -> None:
+        super().__init__(f"{node} {what}")
+        self.node = node
+        self.what = what
+        self.reached = reached
+
+
+class Answer:
+    """An engine's response whose status and content type are known and whose body may still be coming."""
+
+    def __init__(self, node: str, response: aiohttp.ClientResponse) -> None:
+        self.node = node
+        self.status = response.status
+        self.content_type = response.headers.get("content-type", "application/json")
+        self._response = response
+
+    @property
+    def streamed(self) -> bool:
+        return self.content_type.startswith("text/event-stream")
+
+    async def read(self) -> bytes:
+        with _translated(self.node):
+            return await self._response.read()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as the network delivers it."""
+        with _translated(self.node):
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+
+
+class _translated:
+    """Turns a failure of the HTTP client into an `EngineError` without addresses in it."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            raise EngineError(self._node, "cannot be reached", reached=False) from None
+        if isinstance(error, TimeoutError):
+            raise EngineError(self._node, "did not answer in time", reached=True) from None
+        if isinstance(error, aiohttp.ClientError | OSError):
+            raise EngineError(self._node, "broke off the connection", reached=True) from None
+
+
+class Upstream:
+    """A connection pool to all engines. Use as an asynchronous context manager, inside the loop that serves.
+
+    `connect_timeout_s` bounds getting a connection, `silence_timeout_s` the time without a byte from an engine.
+    """
+
+    def __init__(self, *, connect_timeout_s: float, silence_timeout_s: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # Engines close idle connections after 5 s by default; reusing one later would fail a turn for nothing.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
+        headers = {"accept-encoding": "identity"}
+        self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector, headers=headers)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @asynccontextmanager
+    async def post(
+        self, node: str, url: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AsyncIterator[Answer]:
+        """Send JSON. Leaving before the answer is read to its end closes the connection, and the engine aborts."""
+        assert self._session is not None
+        data = json.dumps(body, separators=(",", ":")).encode()
+        request = self._session.post(url, data=data, headers={**headers, "content-type": "application/json"})
+        with _translated(node):
+            response = await request
+        try:
+            yield Answer(node, response)
+        finally:
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def get(self, node: str, url: str, timeout_s: float) -> tuple[int, bytes]:
+        assert self._session is not None
+        with _translated(node):
+            timeout = aiohttp.ClientTimeout(total=timeout_s)
+            async with self._session.get(url, timeout=timeout) as response:
+                return response.status, await response.read()
