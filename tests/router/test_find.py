@@ -1,0 +1,114 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvflow.errors import RequestError
+from kvflow.router.find import TEXT_CHUNK, Keys, Scope, find_keys, id_key
+
+SCOPE = Scope("tenant", "model", "")
+
+
+def keys(body: Mapping[str, Any], headers: Mapping[str, str] | None = None, scope: Scope = SCOPE) -> Keys:
+    return find_keys(body, headers or {}, scope)
+
+
+def chat(*texts: str, system: str | None = None) -> dict[str, Any]:
+    """User and assistant in turn, beginning with the user."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)]
+    return {"messages": messages}
+
+
+def finds(later: Keys, earlier: Keys) -> bool:
+    return bool(set(later.lookup) & set(earlier.filing))
+
+
+def test_the_next_turn_finds_the_conversation_however_the_answer_is_sent_back() -> None:
+    first = keys(chat("hello", system="be brief"))
+    assert finds(keys(chat("hello", "hi!", "and now?", system="be brief")), first)
+    assert finds(keys(chat("hello", "<think>stripped</think>", "and now?", system="be brief")), first)
+
+
+def test_the_longest_match_comes_first() -> None:
+    second = keys(chat("a", "b", "c"))
+    third = keys(chat("a", "b", "c", "d", "e"))
+    assert third.lookup.index(second.filing[0]) < third.lookup.index(keys(chat("a")).filing[0])
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        chat("a", "b", "c", system="s"),
+        chat("a", "b", "other", system="s"),
+        chat("a", "rewritten", "c", "x", "y", system="s"),
+        chat("a", "b", "c", "d", "changed", "f", "g", system="s"),
+    ],
+    ids=["regenerated", "branched", "answer-rewritten", "branched-later"],
+)
+def test_rewritten_histories_still_find_it(later: dict[str, Any]) -> None:
+    assert finds(keys(later), keys(chat("a", "b", "c", "d", "e", system="s")))
+
+
+def test_a_shared_system_prompt_is_no_conversation() -> None:
+    assert not finds(keys(chat("one question", system="s" * 5000)), keys(chat("another", system="s" * 5000)))
+
+
+@pytest.mark.parametrize(
+    "other", [Scope("other", "model", ""), Scope("tenant", "other", ""), Scope("tenant", "model", "salt")]
+)
+def test_nothing_is_found_across_scopes(other: Scope) -> None:
+    body = chat("hello", "hi", "more")
+    assert not finds(keys(body, scope=other), keys(body))
+    assert not finds(keys({"conversation_id": "x"}, scope=other), keys({"conversation_id": "x"}))
+
+
+def test_long_conversations_are_filed_under_few_keys() -> None:
+    texts = [str(i) for i in range(2001)]
+    found = keys(chat(*texts))
+    assert len(found.filing) < 15
+    assert finds(keys(chat(*texts, "answer", "next")), found)
+    assert finds(keys(chat(*texts[:1501])), found)
+
+
+@pytest.mark.parametrize("kind", [str, list])
+def test_plain_prompts_grow(kind: type) -> None:
+    text = "".join(chr(97 + i % 26) for i in range(TEXT_CHUNK * 10))
+    first, second, other = text[: TEXT_CHUNK * 6], text[: TEXT_CHUNK * 8], text[: TEXT_CHUNK * 2] + text[::-1]
+    prompts = [p if kind is str else [ord(c) for c in p] for p in (first, second, other)]
+    found = [keys({"prompt": p}) for p in prompts]
+    assert finds(found[1], found[0])
+    assert not finds(found[2], found[0])
+
+
+@pytest.mark.parametrize("prompt", ["short", "", None, ["several", "prompts"], [1, 2], {"not": "a prompt"}, 7])
+def test_prompts_without_a_key(prompt: object) -> None:
+    assert keys({"prompt": prompt}) == Keys((), ())
+
+
+@pytest.mark.parametrize("messages", [[], [None], ["x"], [{"role": "user", "content": "\ud800"}], [{}]])
+def test_odd_messages_are_left_to_the_engine_to_refuse(messages: list[Any]) -> None:
+    keys({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        ({"conversation_id": "mine"}, {}),
+        ({"session_id": "mine"}, {}),
+        ({"metadata": {"conversation_id": "mine"}}, {}),
+        ({}, {"x-conversation-id": "mine"}),
+        ({}, {"x-session-id": "mine"}),
+    ],
+)
+def test_an_explicit_id_is_the_only_key(body: dict[str, Any], headers: dict[str, str]) -> None:
+    found = keys({**body, **chat("a", "b", "c")}, headers)
+    assert found == Keys((id_key("mine", SCOPE),), (id_key("mine", SCOPE),), "mine")
+
+
+@pytest.mark.parametrize("value", ["", "x" * 257, "a\nb", 5, {}, ["x"], "\ud800"])
+def test_an_id_that_is_none_is_refused_by_name(value: object) -> None:
+    with pytest.raises(RequestError, match="conversation_id must be a string of 1 to 256"):
+        keys({"conversation_id": value})
+    with pytest.raises(RequestError, match=r"metadata\.conversation_id"):
+        keys({"metadata": {"conversation_id": value}})
