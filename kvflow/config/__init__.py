@@ -1,0 +1,43 @@
+"""Configuration: the typed schema, where its YAML comes from, and what is refused before anything starts."""
+
+from kvflow.config.compose import compose, conf_dir, register
+from kvflow.config.load import load
+from kvflow.config.schema import (
+    EMBEDDED,
+    ClusterConfig,
+    Config,
+    ConnectorConfig,
+    ConversationsConfig,
+    Device,
+    Dtype,
+    Format,
+    Kind,
+    ModelConfig,
+    OnLoadFailure,
+    PlanConfig,
+    Pool,
+    RouterConfig,
+    SimulatedConfig,
+)
+
+__all__ = [
+    "EMBEDDED",
+    "ClusterConfig",
+    "Config",
+    "ConnectorConfig",
+    "ConversationsConfig",
+    "Device",
+    "Dtype",
+    "Format",
+    "Kind",
+    "ModelConfig",
+    "OnLoadFailure",
+    "PlanConfig",
+    "Pool",
+    "RouterConfig",
+    "SimulatedConfig",
+    "compose",
+    "conf_dir",
+    "load",
+    "register",
+]
