@@ -1,0 +1,234 @@
+"""The connector's half inside the engine's scheduler: reuse that is verified, retention that is bounded.
+
+Prefill side: `on_new_request` verifies the handle against the prompt and cuts it, `get_num_new_matched_tokens` applies
+the threshold, `request_finished` reports. Decode side: `request_finished` keeps the turn or lets it go.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.request import RequestStatus
+
+from kvflow.connector.fingerprint import Fingerprint
+from kvflow.connector.identity import identity_of
+from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
+from kvflow.connector.retention import Ledger, Pool, Refusal, decide
+from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport, PrefillOrder
+from kvflow.errors import WireError
+from kvflow.types import Reason
+
+logger = init_logger(__name__)
+
+BlockIds = Sequence[list[int]]
+"""Block ids of one request, a list for each KV cache group."""
+
+_COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
+    """Lives in the engine-core process, one per data-parallel rank. What its hooks raise ends the engine."""
+
+    def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._pulls: dict[str, Pull] = {}
+        """Prefill legs from arrival to end."""
+        self._decodes: dict[str, bool] = {}
+        """Decode legs from arrival to end, and whether their pull from the prefill node broke."""
+        self._ledger = Ledger()
+        self._pool: Any = None
+        self._splittable = _splittable(kv_cache_config)
+        self._reserve = _blocks_of_longest_request(vllm_config, kv_cache_config)
+
+    def bind_block_pool(self, pool: Any) -> None:
+        self._pool = pool
+
+    def on_new_request(self, request: Any) -> None:
+        prompt = request.num_prompt_tokens
+        super().on_new_request(request)  # may shorten the prompt
+        params = request.kv_transfer_params
+        if not params:
+            return
+        if params.get("do_remote_decode"):
+            self._pulls[request.request_id] = self._admit(request, params, prompt)
+        elif KEY in params:
+            self._decodes[request.request_id] = False
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        pull = self._pulls.get(request.request_id)
+        if pull is None:
+            matched: tuple[int, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            return matched
+        count = pull.wanted(num_computed_tokens)
+        return count, count > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if pull := self._pulls.get(request.request_id):
+            pull.settle(num_external_tokens)
+        elif request.request_id in self._decodes:
+            # vLLM registers a request with its worker only for a transfer that it knows of; a turn without a prefill
+            # leg would then be pinned for good, because the worker ignores the deadline of a request it has not seen.
+            self._reqs_in_batch.add(request.request_id)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.failed_recving or ():
+            self._load_failed(request_id)
+        for request_id in connector_output.finished_sending or ():
+            self._ledger.release(request_id)
+
+    def request_finished(self, request: Any, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
+        pull = self._pulls.pop(request.request_id, None)
+        load_failed = self._decodes.pop(request.request_id, False)
+        params = request.kv_transfer_params or {}
+        if pull is None and self._may_be_kept(request, params):
+            return self._end_of_turn(request, block_ids, load_failed)
+        delay, handle = super().request_finished(request, block_ids)
+        if pull is not None and handle is not None:
+            handle[KEY] = pull.report(self._blocks()).to_wire()
+        return delay, handle
+
+    # Prefill side
+
+    def _admit(self, request: Any, params: dict[str, Any], prompt: int) -> Pull:
+        pull = Pull(prompt=prompt)
+        if not has_handle(params):
+            return pull
+        try:
+            order = prefill_order(params)
+            pull.offered = int(params.get("remote_num_tokens") or 0)
+            pull.minimum = order.min_pull_tokens
+            pull.verified = self._verify(request, params, order)
+        except (WireError, TypeError, ValueError) as e:
+            logger.warning("Request %s pulls nothing: %s", request.request_id, e)
+        pull.obstacle = self._obstacle(request)
+        # The list stays, however short: it makes vLLM tell the decode node that its pin may end.
+        params["remote_num_tokens"] = pull.verified
+        params["remote_block_ids"] = cut(params["remote_block_ids"], pull.verified, self.block_size)
+        return pull
+
+    def _verify(self, request: Any, params: dict[str, Any], order: PrefillOrder) -> int:
+        """Tokens of the handle that are proven to be the prompt's. Raises `WireError`."""
+        identity = identity_of(request)
+        if order.fingerprint is None or identity is None:
+            return 0
+        fingerprint = Fingerprint.from_wire(order.fingerprint)
+        if fingerprint.block_size != self.block_size or fingerprint.tokens != params.get("remote_num_tokens"):
+            return 0
+        verified = fingerprint.common_prefix(request.prompt_token_ids, identity)
+        if self._splittable:
+            held = min(len(group) for group in params["remote_block_ids"])
+            return verified if verified <= held * self.block_size else 0
+        return verified if verified == fingerprint.tokens else 0
+
+    def _obstacle(self, request: Any) -> Reason | None:
+        """What vLLM would answer a pull with by waiting for ever, or by ignoring it."""
+        if not self.is_bidirectional_kv_xfer_enabled or self.use_host_buffer:
+            return Reason.ONE_WAY
+        return Reason.UNSPLITTABLE if request.skip_reading_prefix_cache else None
+
+    def _load_failed(self, request_id: str) -> None:
+        if pull := self._pulls.get(request_id):
+            pull.fail()
+        elif request_id in self._decodes:
+            self._decodes[request_id] = True
+
+    # Decode side
+
+    def _may_be_kept(self, request: Any, params: dict[str, Any]) -> bool:
+        """Whether this is a decode leg that came to its end; vLLM handles all others as they are to be handled."""
+        never_started = params.get("do_remote_prefill")
+        return bool(
+            params
+            and not params.get("do_remote_decode")
+            and not never_started
+            and self.is_bidirectional_kv_xfer_enabled
+            and request.status in _COMPLETE
+        )
+
+    def _end_of_turn(self, request: Any, block_ids: BlockIds, load_failed: bool) -> tuple[bool, dict[str, Any] | None]:
+        order = self._decode_order(request)
+        blocks = self._real_blocks(block_ids)
+        pool = Pool(total=self._pool.num_gpu_blocks - 1, reserve=self._reserve)
+        verdict = decide(order, cost=self._ledger.cost(blocks), pinned=self._ledger.pinned, pool=pool)
+        if isinstance(verdict, Refusal):
+            return self._let_go(request, verdict, load_failed)
+        fingerprint = self._fingerprint(request)
+        if fingerprint is None:
+            return self._let_go(request, Refusal.UNHASHABLE, load_failed)
+        _, handle = super().request_finished(request, block_ids)
+        self._ledger.pin(request.request_id, blocks)
+        deadline = time.perf_counter() + verdict
+        self._reqs_need_send[request.request_id] = deadline
+        report = DecodeReport(
+            retained=True,
+            tokens=fingerprint.tokens,
+            retain_s=verdict,
+            fingerprint=fingerprint.to_wire(),
+            load_failed=load_failed,
+            blocks=self._blocks(),
+        )
+        kept = {"remote_num_tokens": fingerprint.tokens, "remote_blocks_expiry_time": deadline}
+        return True, {**(handle or {}), **kept, KEY: report.to_wire()}
+
+    def _let_go(self, request: Any, refusal: Refusal, load_failed: bool) -> tuple[bool, dict[str, Any] | None]:
+        """Free the blocks at once. The worker has the request on its list and is told to strike it, as for an abort."""
+        self._stop_heartbeat(request.request_id)
+        self._reqs_not_processed.add(request.request_id)
+        if KEY not in request.kv_transfer_params:
+            return False, None
+        report = DecodeReport(refused=refusal, load_failed=load_failed, blocks=self._blocks())
+        return False, {KEY: report.to_wire()}
+
+    def _decode_order(self, request: Any) -> DecodeOrder:
+        try:
+            return decode_order(request.kv_transfer_params)
+        except WireError as e:
+            logger.warning("Request %s is not kept: %s", request.request_id, e)
+            return DecodeOrder()
+
+    def _fingerprint(self, request: Any) -> Fingerprint | None:
+        identity = identity_of(request)
+        if identity is None:
+            return None
+        # num_computed_tokens counts steps that are still under way, and the last token has been sampled but not read.
+        held = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens - 1)
+        tokens = list(request.all_token_ids[:held])
+        return Fingerprint.of(tokens, self.block_size, identity) if tokens else None
+
+    def _real_blocks(self, block_ids: BlockIds) -> set[int]:
+        """Without vLLM's placeholder for blocks that a sliding window has left behind."""
+        return {b for group in block_ids for b in group} - {self._pool.null_block.block_id}
+
+    def _blocks(self) -> dict[str, int]:
+        pool = self._pool
+        return {"free": pool.get_num_free_blocks(), "pinned": self._ledger.pinned, "total": pool.num_gpu_blocks - 1}
+
+
+def _splittable(kv_cache_config: Any) -> bool:
+    """Whether any prefix of a request's blocks is the KV of a prefix of its tokens."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return False
+    spec = groups[0].kv_cache_spec
+    layers = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
+    return all(_full_and_causal(layer) for layer in layers)
+
+
+def _full_and_causal(spec: Any) -> bool:
+    """By exact type: vLLM's other subclasses keep a window, a hidden state, or several tokens in one entry."""
+    return type(spec) in (FullAttentionSpec, MLAAttentionSpec) and not spec.non_causal and spec.tokens_per_state == 1
+
+
+def _blocks_of_longest_request(vllm_config: Any, kv_cache_config: Any) -> int:
+    """With what the scheduler holds back on top: its watermark, and room for a step ahead in each group."""
+    groups = [g for g in kv_cache_config.kv_cache_groups if not g.host_resident]
+    specs = [g.kv_cache_spec for g in groups]
+    longest: int = sum(cdiv(s.max_memory_usage_bytes(vllm_config), s.page_size_bytes) for s in specs)
+    watermark = int(vllm_config.scheduler_config.watermark * kv_cache_config.num_blocks)
+    return longest + watermark + len(groups)
