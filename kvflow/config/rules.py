@@ -1,17 +1,19 @@
 """What is refused although every value has the right type: bounds, and rules between keys. One sentence each."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvflow.config.addresses import addresses, pool_of
 from kvflow.config.schema import EMBEDDED, ClusterConfig, Config, Kind, Pool
 from kvflow.errors import ConfigError
+from kvflow.types import Role
 
-ROLES = ("prefill", "decode")
+PLACEHOLDER = ".invalid"
+"""The top-level domain that never exists (RFC 6761)."""
 
 _RESERVED = {
     "model": "model.path",
@@ -30,19 +32,31 @@ _RESERVED = {
 }
 """vLLM arguments that kvflow sets itself, and the key that decides them."""
 
+_EXAMPLES = {"hosts": "10.0.0.1", "urls": "http://10.0.0.1:8000"}
+
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for the first broken rule."""
     problems = chain(
         _bounds(config, ""),
         _model(config),
-        *(_pool(config.cluster, role) for role in ROLES),
+        *(_pool(config.cluster, role) for role in Role),
         _ports(config),
-        _arguments(config),
+        _engine_args(config),
         _connector(config),
+        _simulated(config),
     )
     for problem in problems:
         raise ConfigError(problem)
+
+
+def check_servable(config: Config) -> None:
+    """Raise `ConfigError` for what may be planned but cannot be served: hosts that nobody has named yet."""
+    for role in Role:
+        unnamed = [h for h in pool_of(config.cluster, role).hosts if h.endswith(PLACEHOLDER)]
+        if unnamed:
+            key = f"cluster.{role}.hosts"
+            raise ConfigError(f"{key}: {unnamed[0]} stands for a host of yours; name it, as in {key}=[10.0.0.1].")
 
 
 def _bounds(node: Any, prefix: str) -> Iterator[str]:
@@ -66,8 +80,9 @@ def _bound(
 
 
 def _model(config: Config) -> Iterator[str]:
+    """Only where engines start on this machine is the path one of this machine."""
     path = config.model.path
-    if path == EMBEDDED:
+    if path == EMBEDDED or config.cluster.kind is not Kind.local:
         return
     directory = Path(path).expanduser()
     if directory.is_dir():
@@ -75,43 +90,39 @@ def _model(config: Config) -> Iterator[str]:
             yield f"model.path: {path} holds no model (there is no config.json in it)."
     elif directory.exists():
         yield f"model.path: {path} is a file; give the directory that holds the model."
-    elif not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path):
+    elif not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path):
         yield f"model.path: {path} is neither an existing directory, nor a Hugging Face id, nor '{EMBEDDED}'."
 
 
-def _pool(cluster: ClusterConfig, role: str) -> Iterator[str]:
-    pool: Pool = getattr(cluster, role)
-    key = f"cluster.{role}"
-    yield from _addresses(cluster, pool, key)
+def _pool(cluster: ClusterConfig, role: Role) -> Iterator[str]:
+    pool, key = pool_of(cluster, role), f"cluster.{role}"
+    wanted = {Kind.remote: "hosts", Kind.external: "urls"}.get(cluster.kind)
+    for name, kind in (("hosts", Kind.remote), ("urls", Kind.external)):
+        if getattr(pool, name) and name != wanted:
+            yield f"{key}.{name}: only clusters of kind {kind} take any; this one is {cluster.kind}."
+    if wanted:
+        yield from _named(pool, wanted, key)
+    elif pool.replicas is None:
+        yield f"{key}.replicas: a cluster of kind {cluster.kind} needs a number."
     if cluster.kind is not Kind.external:
         for name in ("port", "side_channel_port"):
             if getattr(pool, name) is None:
                 yield f"{key}.{name}: a cluster of kind {cluster.kind} needs one."
 
 
-def _addresses(cluster: ClusterConfig, pool: Pool, key: str) -> Iterator[str]:
-    wanted = {Kind.remote: "hosts", Kind.external: "urls"}.get(cluster.kind)
-    for name in ("hosts", "urls"):
-        given = getattr(pool, name)
-        if name != wanted:
-            if given:
-                yield f"{key}.{name}: only for clusters of kind {'remote' if name == 'hosts' else 'external'}."
-            continue
-        if not given:
-            yield f"{key}.{name}: give at least one, as in {key}.{name}=[{_example(name)}]."
-        if pool.replicas is not None and pool.replicas != len(given):
-            yield f"{key}.replicas is {pool.replicas}, but {key}.{name} names {len(given)}; leave replicas out."
-        if len(set(given)) != len(given) and name == "urls":
-            yield f"{key}.urls: each engine once, please; got {', '.join(given)}."
-    if wanted is None and pool.replicas is None:
-        yield f"{key}.replicas: a cluster of kind {cluster.kind} needs a number."
-    for url in pool.urls:
-        if not re.fullmatch(r"https?://[^/\s]+/?", url):
-            yield f"{key}.urls: {url} is not a base URL such as {_example('urls')}."
-
-
-def _example(name: str) -> str:
-    return {"hosts": "10.0.0.1", "urls": "http://10.0.0.1:8000"}[name]
+def _named(pool: Pool, name: str, key: str) -> Iterator[str]:
+    """Rules of pools whose nodes are listed one by one."""
+    given: list[str] = getattr(pool, name)
+    if not given:
+        yield f"{key}.{name}: give at least one, as in {key}.{name}=[{_EXAMPLES[name]}]."
+    if pool.replicas is not None and pool.replicas != len(given):
+        yield f"{key}.replicas is {pool.replicas}, but {key}.{name} names {len(given)}; leave replicas out."
+    form = {"hosts": r"[\w.:-]+", "urls": r"https?://[^/\s]+/?"}[name]
+    for item in given:
+        if not re.fullmatch(form, item):
+            yield f"{key}.{name}: {item} is not of the form {_EXAMPLES[name]}."
+    if name == "urls" and len({u.rstrip("/") for u in given}) != len(given):
+        yield f"{key}.urls: names an engine twice."
 
 
 def _ports(config: Config) -> Iterator[str]:
@@ -126,22 +137,17 @@ def _ports(config: Config) -> Iterator[str]:
 
 
 def _listeners(config: Config) -> Iterator[tuple[str, str, int]]:
-    here = "this machine"
     if config.router.port:
-        yield "router.port", here, config.router.port
-    if config.cluster.kind is Kind.external:
-        return
-    count: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for role in ROLES:
-        pool: Pool = getattr(config.cluster, role)
-        for host in pool.hosts or [here] * (pool.replicas or 0):
-            nth = count[role, host]
-            count[role, host] += 1
-            yield f"cluster.{role}.port", host, (pool.port or 0) + nth
-            yield f"cluster.{role}.side_channel_port", host, (pool.side_channel_port or 0) + nth
+        yield "router.port", "", config.router.port
+    remote = config.cluster.kind is Kind.remote
+    for a in addresses(config.cluster):
+        host = a.host if remote else ""
+        yield f"cluster.{a.role}.port", host, a.port
+        if config.cluster.kind is not Kind.simulated:
+            yield f"cluster.{a.role}.side_channel_port", host, a.side_channel_port
 
 
-def _arguments(config: Config) -> Iterator[str]:
+def _engine_args(config: Config) -> Iterator[str]:
     cluster = config.cluster
     places = {
         "model": config.model.engine_args,
@@ -160,3 +166,15 @@ def _arguments(config: Config) -> Iterator[str]:
 def _connector(config: Config) -> Iterator[str]:
     if not config.connector.backends:
         yield "connector.backends: give at least one, as in connector.backends=[UCX]."
+
+
+def _simulated(config: Config) -> Iterator[str]:
+    if config.cluster.kind is not Kind.simulated:
+        return
+    for role in Role:
+        blocks, size = pool_of(config.cluster, role).kv_blocks, config.cluster.simulated.block_size
+        if blocks is not None and blocks * size < config.model.max_model_len:
+            yield (
+                f"cluster.{role}.kv_blocks: {blocks} blocks of {size} tokens hold no request "
+                f"of model.max_model_len={config.model.max_model_len}."
+            )

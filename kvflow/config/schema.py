@@ -14,8 +14,6 @@ from omegaconf import MISSING
 EMBEDDED = "embedded"
 """The value of `model.path` that stands for the model that kvflow itself fetches and converts."""
 
-CACHE = "${oc.env:KVFLOW_CACHE,'~/.cache/kvflow'}"
-
 
 def bounded(default: Any, low: float, high: float | None = None) -> Any:
     """A number from `low` to `high`, both included; None, where the type allows it, is not checked."""
@@ -109,12 +107,12 @@ class Pool:
 
 @dataclass(kw_only=True, slots=True)
 class SimulatedConfig:
-    """How the simulated engines behave."""
+    """How fast the simulated engines are, in tokens per second; 0 is instantly. Their pools' `kv_blocks` counts too."""
 
-    prefill_tokens_per_s: float = positive(10_000.0)
-    decode_tokens_per_s: float = positive(50.0)
+    prefill_tokens_per_s: float = bounded(10_000.0, 0)
+    decode_tokens_per_s: float = bounded(50.0, 0)
     """Of one request, however many run at once."""
-    transfer_tokens_per_s: float = positive(200_000.0)
+    transfer_tokens_per_s: float = bounded(200_000.0, 0)
     """KV moving between two nodes, in either direction."""
     block_size: int = bounded(16, 1)
     """Tokens in a block."""
@@ -125,7 +123,7 @@ class ClusterConfig:
     name: str = MISSING
     kind: Kind = MISSING
     device: Device = Device.auto
-    """`auto`: the GPUs of this machine where there are some and the installed vLLM can use them, else its CPUs."""
+    """`auto`: on other hosts GPUs; on this machine GPUs if it has some that the installed vLLM can use, else CPUs."""
     listen: str = "127.0.0.1"
     """Address on which the engines' APIs listen. They ask nobody for a key: never one that the internet can reach."""
     prefill: Pool = field(default_factory=Pool)
@@ -134,8 +132,8 @@ class ClusterConfig:
     """Further vLLM arguments of all engines."""
     env: dict[str, str] = field(default_factory=dict)
     """Further environment variables of all engines."""
-    log_dir: str = f"{CACHE}/logs"
-    """Folder for one log file per node that kvflow starts."""
+    log_dir: str | None = None
+    """Folder for one log file per node that kvflow starts. None: `logs` in kvflow's cache folder."""
     start_timeout_s: float = positive(600.0)
     """How long a node may take to become ready."""
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
@@ -168,14 +166,12 @@ class RouterConfig:
     """0: any free one."""
     max_body_mb: float = positive(32.0)
     """Largest request body, in MB; a larger one is answered with 413."""
-    request_timeout_s: float = positive(3600.0)
-    """Longest silence of an engine within one request."""
+    silence_timeout_s: float = positive(600.0)
+    """How long an engine may send nothing within one request, which includes all of a long prefill."""
     connect_timeout_s: float = positive(5.0)
     """To an engine."""
-    probe_interval_s: float = positive(2.0)
+    probe_interval_s: float = positive(1.0)
     """Between two looks at whether a node is ready."""
-    shutdown_grace_s: float = bounded(10.0, 0)
-    """How long requests under way may still take after SIGTERM."""
 
 
 @dataclass(kw_only=True, slots=True)
