@@ -9,8 +9,7 @@ from kvflow.errors import StartError
 def check_free(host: str, port: int, *, who: str, key: str) -> None:
     """Raise `StartError`, naming `key`, if `who` could not listen on `port`.
 
-    Two vLLM servers can listen on one port, because vLLM sets SO_REUSEPORT, and would then get each other's requests;
-    without that option, as here, the second one is refused.
+    A port counts as taken also where its holder would share it (SO_REUSEPORT): the two would get each other's requests.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
