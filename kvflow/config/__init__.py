@@ -2,6 +2,7 @@
 
 from kvflow.config.compose import compose, conf_dir, register
 from kvflow.config.load import load
+from kvflow.config.rules import check_servable
 from kvflow.config.schema import (
     EMBEDDED,
     ClusterConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "Pool",
     "RouterConfig",
     "SimulatedConfig",
+    "check_servable",
     "compose",
     "conf_dir",
     "load",

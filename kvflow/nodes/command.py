@@ -102,7 +102,7 @@ def environment(engine: Engine) -> tuple[tuple[str, str], ...]:
     if engine.gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(engine.gpus)
     if engine.cpus:
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, rank)) for rank in engine.cpus)
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(_ranges, engine.cpus))
         # Loopback and shared memory: what UCX would try else only costs time, or fails.
         variables["UCX_TLS"] = "tcp,self,sm"
     return tuple(sorted({**variables, **engine.env}.items()))
@@ -146,3 +146,20 @@ def flag(name: str, value: Any) -> tuple[str, ...]:
         case Sequence():
             return (f"--{option}", *map(str, value))
     raise TypeError(f"{name}: {type(value).__name__} is not an argument")
+
+
+def argument(words: Sequence[str], name: str) -> str | None:
+    """The first value of an argument in a command line that `command` made."""
+    option = f"--{name.replace('_', '-')}"
+    return words[words.index(option) + 1] if option in words else None
+
+
+def _ranges(cpus: Cores) -> str:
+    """As the kernel writes lists of CPUs: `0-3,8`."""
+    runs: list[list[int]] = []
+    for cpu in cpus:
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
