@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvflow.connector.wire import NODE_PATH, NodeReport, blocks_from_wire
 from kvflow.errors import WireError
@@ -25,6 +25,8 @@ class _Member:
     state: NodeState
     why: str = "has not answered yet"
     """Why the node is not ready, for people."""
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the node is ready."""
 
 
 class Fleet:
@@ -44,8 +46,6 @@ class Fleet:
         self._upstream = upstream
         self._on_epoch_end = on_epoch_end
         self._clock = clock
-        self.changed = asyncio.Event()
-        """Set whenever a node becomes ready or stops being so."""
 
     def view(self) -> View:
         states = [m.state for m in self._members.values()]
@@ -64,6 +64,10 @@ class Fleet:
             if not any(m.state.ready for m in members):
                 out.append(f"no {role} node is ready: " + "; ".join(f"{m.spec.name} {m.why}" for m in members))
         return out
+
+    async def ready(self, name: str) -> None:
+        """Wait until a node is ready."""
+        await self._members[name].up.wait()
 
     @contextmanager
     def leg(self, name: str, tokens: int) -> Iterator[None]:
@@ -167,4 +171,4 @@ class Fleet:
         member.state = state
         if turned:
             log.info("%s is %s", name, "ready" if state.ready else f"not ready: it {member.why}")
-            self.changed.set()
+            (member.up.set if state.ready else member.up.clear)()
