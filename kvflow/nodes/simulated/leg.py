@@ -1,0 +1,105 @@
+"""What a leg's `kv_transfer_params` ask of a simulated engine, and what it answers: the connector, without vLLM.
+
+The decisions are those of the real connector, made by the same code: `Pull`, `Fingerprint` and `decide`.
+"""
+
+from typing import Any
+
+from kvflow.connector.fingerprint import Fingerprint, Identity
+from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
+from kvflow.connector.retention import Ledger, Pool, Refusal, decide
+from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport
+from kvflow.errors import WireError
+from kvflow.nodes.simulated.run import Run
+from kvflow.nodes.simulated.settings import Settings
+
+STOCK_THRESHOLD = 64
+"""The released engine's `kv_recompute_threshold`."""
+
+
+class Leg:
+    """One request's dealings with the connector. Without params there are none."""
+
+    def __init__(self, run: Run, settings: Settings) -> None:
+        self.params = dict(run.job.params)
+        self.prefill = bool(self.params.get("do_remote_decode"))
+        self.decode = not self.prefill and bool(self.params)
+        self.load_failed = False
+        self.source = self.params if has_handle(self.params) else None
+        """Whom to pull from, where there is somebody."""
+        self._run = run
+        self._settings = settings
+        self._identity = Identity(cache_salt=run.job.cache_salt)
+        self.pull = Pull(prompt=run.prompt_length)
+        if self.prefill and self.source:
+            self._verify(self.source)
+
+    def wanted(self, local: int) -> int:
+        """Tokens to pull beyond the `local` ones of the prefix cache."""
+        if self.source is None:
+            return 0
+        if not self.prefill:
+            return self._run.prompt_length - local if self.params.get("do_remote_prefill") else 0
+        if self._settings.stock:
+            count = min(self.params.get("remote_num_tokens") or 0, self._run.prompt_length) - local
+            return count if count >= STOCK_THRESHOLD else 0
+        return self.pull.wanted(local)
+
+    def fail(self) -> None:
+        self.load_failed = True
+        self.pull.fail()
+
+    def prefill_report(self, blocks: dict[str, int]) -> dict[str, Any]:
+        return {} if self._settings.stock else {KEY: self.pull.report(blocks).to_wire()}
+
+    def verdict(self, blocks: list[int], ledger: Ledger) -> float | Refusal:
+        """Seconds to keep the turn that has ended, or why it is not kept."""
+        if not self.decode or self._settings.stock:
+            return Refusal.POLICY
+        pool = Pool(total=self._settings.blocks, reserve=self._settings.longest)
+        return decide(self._order(), cost=ledger.cost(blocks), pinned=ledger.pinned, pool=pool)
+
+    def decode_report(self, verdict: float | Refusal, blocks: dict[str, int]) -> dict[str, Any]:
+        if isinstance(verdict, Refusal):
+            report = DecodeReport(refused=verdict, load_failed=self.load_failed, blocks=blocks)
+            return {KEY: report.to_wire()} if self._spoken_to() else {}
+        held = self._run.tokens[: self._run.held]
+        fingerprint = Fingerprint.of(held, self._settings.block_size, self._identity)
+        report = DecodeReport(
+            retained=True,
+            tokens=len(held),
+            retain_s=verdict,
+            fingerprint=fingerprint.to_wire() if fingerprint else None,
+            load_failed=self.load_failed,
+            blocks=blocks,
+        )
+        return {KEY: report.to_wire()}
+
+    def _verify(self, params: dict[str, Any]) -> None:
+        """Cut the handle to what is proven to be the prompt's. The stock engine believes it."""
+        if self._settings.stock:
+            return
+        tokens = params.get("remote_num_tokens") or 0
+        try:
+            order = prefill_order(params)
+            self.pull.offered, self.pull.minimum = tokens, order.min_pull_tokens
+            if order.fingerprint is not None:
+                self.pull.verified = self._proven(Fingerprint.from_wire(order.fingerprint), tokens)
+        except WireError:
+            return  # an order that makes no sense proves nothing
+        finally:
+            params["remote_block_ids"] = cut(params["remote_block_ids"], self.pull.verified, self._settings.block_size)
+
+    def _proven(self, fingerprint: Fingerprint, tokens: int) -> int:
+        if fingerprint.block_size != self._settings.block_size or fingerprint.tokens != tokens:
+            return 0
+        return fingerprint.common_prefix(self._run.job.prompt, self._identity)
+
+    def _spoken_to(self) -> bool:
+        return KEY in self.params and not self._settings.stock
+
+    def _order(self) -> DecodeOrder:
+        try:
+            return decode_order(self.params)
+        except WireError:
+            return DecodeOrder()

@@ -1,0 +1,139 @@
+"""A simulated engine as a node of the graph: it serves its API on its URL, inside the event loop that starts it."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from kvflow.errors import ConfigError, StartError
+from kvflow.nodes.base import NodeSpec
+from kvflow.nodes.simulated.app import App
+from kvflow.nodes.simulated.clock import Clock, RealClock
+from kvflow.nodes.simulated.engine import Engine
+from kvflow.nodes.simulated.fabric import Fabric
+from kvflow.nodes.simulated.faults import Faults
+from kvflow.nodes.simulated.settings import Settings, Speed
+
+
+class SimulatedNode:
+    """Implements `Node`. `app` and `engine` are its present life, or its last one while it is down.
+
+    `settings` and `speed` may be replaced between two lives; `faults` outlives them.
+    """
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        fabric: Fabric,
+        *,
+        settings: Settings | None = None,
+        speed: Speed | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.speed = speed or Speed()
+        self.faults = Faults()
+        self._spec = spec
+        self._address = _address(spec)
+        self._fabric = fabric
+        self._clock = clock or RealClock()
+        self._life: asyncio.Task[None] | None = None
+        self._dead: asyncio.Future[str] | None = None
+        self.app = self._new_app()
+
+    @property
+    def spec(self) -> NodeSpec:
+        return self._spec
+
+    @property
+    def engine(self) -> Engine:
+        return self.app.engine
+
+    async def start(self) -> None:
+        if self._life is not None:
+            raise StartError(f"{self._spec.name} is already running.")
+        listener = self._bind()
+        self.app = self._new_app()
+        self._dead = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live(listener, self.app), name=self._spec.name)
+
+    async def stop(self) -> None:
+        life, self._life = self._life, None
+        if life is not None:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    async def crash(self, why: str = "was killed") -> None:
+        """End as a process does that dies: connections break, the KV is gone, and `died` returns."""
+        await self.stop()
+        if self._dead is not None and not self._dead.done():
+            self._dead.set_result(f"{self._spec.name} {why}.")
+
+    async def died(self) -> str:
+        if self._dead is None:
+            raise StartError(f"{self._spec.name} was never started.")
+        return await asyncio.shield(self._dead)
+
+    async def _live(self, listener: socket.socket, app: App) -> None:
+        server = _Server(app)
+        try:
+            await self._clock.sleep(self.speed.start_s)
+            app.engine.join()
+            await server.serve(sockets=[listener])
+        finally:
+            app.engine.leave()
+            listener.close()
+            await server.kill()
+
+    def _new_app(self) -> App:
+        engine = Engine(
+            role=self._spec.role,
+            fabric=self._fabric,
+            settings=self.settings,
+            speed=self.speed,
+            clock=self._clock,
+            faults=self.faults,
+        )
+        return App(engine)
+
+    def _bind(self) -> socket.socket:
+        host, port = self._address
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            if not self.speed.start_s:
+                listener.listen()  # so that whoever connects after `start` waits instead of being refused
+        except OSError as e:
+            listener.close()
+            raise StartError(f"{self._spec.name} cannot listen on {host}:{port}: {e.strerror}.") from None
+        return listener
+
+
+class _Server(uvicorn.Server):
+    """Signals belong to the process that hosts the simulation; and an engine that ends takes nobody's leave."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none"))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def kill(self) -> None:
+        """Break all connections and wait until every request has noticed."""
+        for server in getattr(self, "servers", ()):
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+
+
+def _address(spec: NodeSpec) -> tuple[str, int]:
+    url = urlsplit(spec.url)
+    if url.scheme != "http" or not url.hostname or not url.port:
+        raise ConfigError(f"The URL of the simulated node {spec.name} must be http://<host>:<port>, got {spec.url!r}")
+    return url.hostname, url.port

@@ -1,0 +1,64 @@
+"""Blocks that outlive their request, until somebody has read them or their time is up."""
+
+import math
+from dataclasses import dataclass
+
+from kvflow.connector.retention import Ledger
+from kvflow.nodes.simulated.blocks import Block, BlockPool
+
+
+@dataclass(slots=True)
+class _Pin:
+    blocks: list[Block]
+    deadline: float
+
+
+class Pins:
+    """Both kinds: a prefill node's lease for the decode node to come, a decode node's retained turns.
+
+    Only retained turns count as pinned, as they do for the real connector.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.retained = Ledger()
+        self._pool = pool
+        self._pins: dict[str, _Pin] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pins
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def hold(self, request_id: str, blocks: list[Block], deadline: float, *, retained: bool) -> None:
+        """Take over the blocks of a request that has ended."""
+        self._pins[request_id] = _Pin(blocks, deadline)
+        if retained:
+            self.retained.pin(request_id, [b.id for b in blocks])
+
+    def renew(self, request_id: str) -> None:
+        """Its reader has announced itself: keep it until then."""
+        if request_id in self._pins:
+            self._pins[request_id].deadline = math.inf
+
+    def end(self, request_id: str) -> None:
+        """Does nothing where there is nothing to end: a handle used twice, or too late."""
+        if pin := self._pins.pop(request_id, None):
+            self.retained.release(request_id)
+            self._pool.release(pin.blocks)
+
+    def expire(self, now: float) -> bool:
+        """End what is due. True if anything was."""
+        due = [i for i, pin in self._pins.items() if pin.deadline <= now]
+        for request_id in due:
+            self.end(request_id)
+        return bool(due)
+
+    def clear(self) -> None:
+        self.expire(math.inf)
+
+    def next_deadline(self) -> float | None:
+        return min((p.deadline for p in self._pins.values() if p.deadline < math.inf), default=None)
+
+    def users(self) -> int:
+        return sum(len(p.blocks) for p in self._pins.values())
