@@ -16,7 +16,7 @@ from kvflow.nodes.simulated.faults import Faults
 from kvflow.nodes.simulated.leg import Leg
 from kvflow.nodes.simulated.pins import Pins
 from kvflow.nodes.simulated.run import Job, Run, Step
-from kvflow.nodes.simulated.settings import Settings, Speed
+from kvflow.nodes.simulated.settings import Settings
 from kvflow.types import Role
 
 VLLM = "0.32.0"
@@ -51,13 +51,12 @@ class Engine:
         role: Role,
         fabric: Fabric,
         settings: Settings | None = None,
-        speed: Speed | None = None,
         clock: Clock | None = None,
         faults: Faults | None = None,
     ) -> None:
         self.role = role
         self.settings = settings or Settings()
-        self.speed = speed or Speed()
+        self.speed = self.settings.speed
         self.clock = clock or RealClock()
         self.faults = faults or Faults()
         self.epoch = uuid4().hex

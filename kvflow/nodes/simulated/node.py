@@ -15,26 +15,24 @@ from kvflow.nodes.simulated.clock import Clock, RealClock
 from kvflow.nodes.simulated.engine import Engine
 from kvflow.nodes.simulated.fabric import Fabric
 from kvflow.nodes.simulated.faults import Faults
-from kvflow.nodes.simulated.settings import Settings, Speed
+from kvflow.nodes.simulated.settings import Settings
 
 
 class SimulatedNode:
     """Implements `Node`. `app` and `engine` are its present life, or its last one while it is down.
 
-    `settings` and `speed` may be replaced between two lives; `faults` outlives them.
+    `settings` may be replaced between two lives; `faults` outlives them.
     """
 
     def __init__(
         self,
         spec: NodeSpec,
+        settings: Settings,
         fabric: Fabric,
         *,
-        settings: Settings | None = None,
-        speed: Speed | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.settings = settings or Settings()
-        self.speed = speed or Speed()
+        self.settings = settings
         self.faults = Faults()
         self._spec = spec
         self._address = _address(spec)
@@ -80,7 +78,7 @@ class SimulatedNode:
     async def _live(self, listener: socket.socket, app: App) -> None:
         server = _Server(app)
         try:
-            await self._clock.sleep(self.speed.start_s)
+            await self._clock.sleep(self.settings.speed.start_s)
             app.engine.join()
             await server.serve(sockets=[listener])
         finally:
@@ -93,7 +91,6 @@ class SimulatedNode:
             role=self._spec.role,
             fabric=self._fabric,
             settings=self.settings,
-            speed=self.speed,
             clock=self._clock,
             faults=self.faults,
         )
@@ -105,7 +102,7 @@ class SimulatedNode:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-            if not self.speed.start_s:
+            if not self.settings.speed.start_s:
                 listener.listen()  # so that whoever connects after `start` waits instead of being refused
         except OSError as e:
             listener.close()

@@ -1,6 +1,6 @@
 """What kind of engine is simulated."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvflow.errors import ConfigError
 
@@ -22,7 +22,7 @@ class Speed:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if getattr(self, name) < 0:
-                raise ConfigError(f"speed.{name} must be at least 0, got {getattr(self, name):g}")
+                raise ConfigError(f"simulated.speed.{name} must be at least 0, got {getattr(self, name):g}")
 
     def prefill_time(self, tokens: int) -> float:
         return self.prefill_s + _time(tokens, self.prefill) if tokens else 0.0
@@ -53,6 +53,7 @@ class Settings:
     max_answer: int = 24
     """Words of an answer that no limit cuts short."""
     bytes_per_token: int = 1024
+    speed: Speed = field(default_factory=Speed)
 
     def __post_init__(self) -> None:
         for name in ("block_size", "blocks", "max_model_len", "max_running", "min_answer", "bytes_per_token"):
