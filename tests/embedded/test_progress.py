@@ -35,9 +35,14 @@ def test_lines_where_nobody_looks(seconds: Iterator[float]) -> None:
 
 def test_a_step_that_fails_is_not_called_done() -> None:
     out = io.StringIO()
-    with pytest.raises(KeyError), Console(out) as progress:
-        progress("Fetching")
-        raise KeyError
+
+    def fail() -> None:
+        with Console(out) as progress:
+            progress("Fetching")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert out.getvalue() == "Fetching ...\n"
 
 
