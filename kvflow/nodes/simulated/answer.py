@@ -7,6 +7,9 @@ from kvflow.nodes.simulated.language import END, answer_length, token_id, word
 from kvflow.nodes.simulated.run import Run
 from kvflow.nodes.simulated.settings import Settings
 
+_NEW_LINE = token_id("\n")
+"""Behind it, as behind the marker that opens an answer, no word has a space before it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -45,7 +48,7 @@ class Answer:
         return Piece(text=self._flush(), token=token, finish="stop")
 
     def _word(self, text: str, i: int) -> Piece:
-        text = text if i == 0 and self._job.opens_answer else f" {text}"
+        text = text if self._run.tokens[-1] == _NEW_LINE else f" {text}"
         token = token_id(text)
         self._run.append(token)
         self._text += text

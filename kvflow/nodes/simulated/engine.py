@@ -122,7 +122,7 @@ class Engine:
             total=self._pool.total,
             free=self._pool.free,
             cached=self._pool.cached,
-            pinned=self._pins.retained.pinned,
+            pinned=self._pins.pinned,
             leased=len(self._pins),
             running=len(self._running),
             waiting=len(self._waiting),
@@ -249,7 +249,7 @@ class Engine:
         if leg.prefill:
             handle = self._keep(run, self.settings.lease_s, leg)
             return {**handle, "remote_prefill_cached_tokens": cached, **leg.prefill_report(self._blocks())}
-        verdict = leg.verdict([b.id for b in run.blocks], self._pins.retained)
+        verdict = leg.verdict(self._pins)
         handle = {} if isinstance(verdict, Refusal) else self._keep(run, verdict, leg)
         self._leave(run, leg)
         return {**handle, **leg.decode_report(verdict, self._blocks())} or None
@@ -303,4 +303,4 @@ class Engine:
             self._changed.send()
 
     def _blocks(self) -> dict[str, int]:
-        return {"free": self._pool.free, "pinned": self._pins.retained.pinned, "total": self._pool.total}
+        return {"free": self._pool.free, "pinned": self._pins.pinned, "total": self._pool.total}

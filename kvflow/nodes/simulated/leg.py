@@ -7,9 +7,10 @@ from typing import Any
 
 from kvflow.connector.fingerprint import Fingerprint, Identity
 from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
-from kvflow.connector.retention import Ledger, Pool, Refusal, decide
+from kvflow.connector.retention import Pool, Refusal, decide
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport
 from kvflow.errors import WireError
+from kvflow.nodes.simulated.pins import Pins
 from kvflow.nodes.simulated.run import Run
 from kvflow.nodes.simulated.settings import Settings
 
@@ -52,12 +53,12 @@ class Leg:
     def prefill_report(self, blocks: dict[str, int]) -> dict[str, Any]:
         return {} if self._settings.stock else {KEY: self.pull.report(blocks).to_wire()}
 
-    def verdict(self, blocks: list[int], ledger: Ledger) -> float | Refusal:
+    def verdict(self, pins: Pins) -> float | Refusal:
         """Seconds to keep the turn that has ended, or why it is not kept."""
         if not self.decode or self._settings.stock:
             return Refusal.POLICY
         pool = Pool(total=self._settings.blocks, reserve=self._settings.longest)
-        return decide(self._order(), cost=ledger.cost(blocks), pinned=ledger.pinned, pool=pool)
+        return decide(self._order(), cost=pins.cost(self._run.blocks), pinned=pins.pinned, pool=pool)
 
     def decode_report(self, verdict: float | Refusal, blocks: dict[str, int]) -> dict[str, Any]:
         if isinstance(verdict, Refusal):

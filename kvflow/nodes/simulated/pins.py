@@ -1,9 +1,10 @@
 """Blocks that outlive their request, until somebody has read them or their time is up."""
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvflow.connector.retention import Ledger
 from kvflow.nodes.simulated.blocks import Block, BlockPool
 
 
@@ -11,6 +12,7 @@ from kvflow.nodes.simulated.blocks import Block, BlockPool
 class _Pin:
     blocks: list[Block]
     deadline: float
+    retained: bool
 
 
 class Pins:
@@ -20,21 +22,28 @@ class Pins:
     """
 
     def __init__(self, pool: BlockPool) -> None:
-        self.retained = Ledger()
         self._pool = pool
         self._pins: dict[str, _Pin] = {}
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._pins
+        self._retained: Counter[int] = Counter()
+        """How many retained turns share each block."""
 
     def __len__(self) -> int:
         return len(self._pins)
 
+    @property
+    def pinned(self) -> int:
+        """Blocks of retained turns."""
+        return len(self._retained)
+
+    def cost(self, blocks: Iterable[Block]) -> int:
+        """How many of the blocks are not pinned yet."""
+        return sum(1 for b in blocks if b.id not in self._retained)
+
     def hold(self, request_id: str, blocks: list[Block], deadline: float, *, retained: bool) -> None:
         """Take over the blocks of a request that has ended."""
-        self._pins[request_id] = _Pin(blocks, deadline)
+        self._pins[request_id] = _Pin(blocks, deadline, retained)
         if retained:
-            self.retained.pin(request_id, [b.id for b in blocks])
+            self._retained.update(b.id for b in blocks)
 
     def renew(self, request_id: str) -> None:
         """Its reader has announced itself: keep it until then."""
@@ -43,9 +52,12 @@ class Pins:
 
     def end(self, request_id: str) -> None:
         """Does nothing where there is nothing to end: a handle used twice, or too late."""
-        if pin := self._pins.pop(request_id, None):
-            self.retained.release(request_id)
-            self._pool.release(pin.blocks)
+        pin = self._pins.pop(request_id, None)
+        if pin is None:
+            return
+        if pin.retained:
+            self._retained -= Counter(b.id for b in pin.blocks)
+        self._pool.release(pin.blocks)
 
     def expire(self, now: float) -> bool:
         """End what is due. True if anything was."""

@@ -107,7 +107,7 @@ def _call(
     jobs = []
     for i, prompt in enumerate(prompts):
         job_id = call_id if is_chat else f"{call_id}-{i}"
-        jobs.append(_job(body, prompt, job_id, _room(settings, prompt, asked, limit), is_chat=is_chat))
+        jobs.append(_job(body, prompt, job_id, _room(settings, prompt, asked, limit)))
     options = body.get("stream_options") or {}
     prompt_text = body.get("prompt")
     return Call(
@@ -142,7 +142,7 @@ def _room(settings: Settings, prompt: Sequence[int], asked: int | None, limit: s
     return tokens
 
 
-def _job(body: Mapping[str, Any], prompt: list[int], job_id: str, tokens: int, *, is_chat: bool) -> Job:
+def _job(body: Mapping[str, Any], prompt: list[int], job_id: str, tokens: int) -> Job:
     least = _number(body, "min_tokens") or 0
     if least > tokens:
         raise Refused(f"min_tokens must be less than or equal to max_tokens={tokens}, got {least}.", param=None)
@@ -155,7 +155,6 @@ def _job(body: Mapping[str, Any], prompt: list[int], job_id: str, tokens: int, *
         ignore_eos=bool(body.get("ignore_eos")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=frozenset(body.get("stop_token_ids") or ()),
-        opens_answer=is_chat,
         cache_salt=body.get("cache_salt"),
         params=body.get("kv_transfer_params") or {},
     )

@@ -19,8 +19,6 @@ class Job:
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
-    opens_answer: bool = True
-    """The first word stands at the beginning of a text and has no space before it."""
     cache_salt: str | None = None
     params: dict[str, Any] = field(default_factory=dict)
     """`kv_transfer_params`; empty where there are none."""
