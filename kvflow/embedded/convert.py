@@ -26,8 +26,9 @@ def convert(gguf: Path, into: Path, progress: Progress) -> None:
     try:
         child.run("kvflow.embedded.convert", str(gguf), str(into), env=env, heard=heard)
     except child.ChildError as e:
+        why = str(e).rstrip(".")
         raise ModelError(
-            f"The embedded model could not be converted: {e}; kvflow[cpu] and kvflow[gpu] bring what it takes."
+            f"The embedded model could not be converted: {why}; kvflow[cpu] and kvflow[gpu] bring what it takes."
         ) from None
 
 
