@@ -38,8 +38,8 @@ class SimulatedNode:
         self._address = _address(spec)
         self._fabric = fabric
         self._clock = clock or RealClock()
-        self._life: asyncio.Task[None] | None = None
-        self._dead: asyncio.Future[str] | None = None
+        self._life: _Life | None = None
+        self._why = "ended"
         self.app = self._new_app()
 
     @property
@@ -51,40 +51,31 @@ class SimulatedNode:
         return self.app.engine
 
     async def start(self) -> None:
-        if self._life is not None:
+        if self._life is not None and not self._life.over:
             raise StartError(f"{self._spec.name} is already running.")
         listener = self._bind()
         self.app = self._new_app()
-        self._dead = asyncio.get_running_loop().create_future()
-        self._life = asyncio.create_task(self._live(listener, self.app), name=self._spec.name)
+        self._life = _Life(self.app, listener, self._clock, self.settings.speed.start_s)
 
     async def stop(self) -> None:
         life, self._life = self._life, None
         if life is not None:
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
+            await life.end()
 
     async def crash(self, why: str = "was killed") -> None:
         """End as a process does that dies: connections break, the KV is gone, and `died` returns."""
-        await self.stop()
-        if self._dead is not None and not self._dead.done():
-            self._dead.set_result(f"{self._spec.name} {why}.")
+        if self._life is not None:
+            self._why = why
+            await self._life.end()
 
     async def died(self) -> str:
-        if self._dead is None:
-            raise StartError(f"{self._spec.name} was never started.")
-        return await asyncio.shield(self._dead)
-
-    async def _live(self, listener: socket.socket, app: App) -> None:
-        server = _Server(app)
-        try:
-            await self._clock.sleep(self.settings.speed.start_s)
-            app.engine.join()
-            await server.serve(sockets=[listener])
-        finally:
-            app.engine.leave()
-            listener.close()
-            await server.kill()
+        """Of the life that runs when this is called; a life that `stop` ended has not died."""
+        life = self._life
+        if life is not None:
+            await life.wait()
+            if self._life is life:
+                return f"{self._spec.name} {self._why}."
+        return await asyncio.Future()
 
     def _new_app(self) -> App:
         engine = Engine(
@@ -108,6 +99,35 @@ class SimulatedNode:
             listener.close()
             raise StartError(f"{self._spec.name} cannot listen on {host}:{port}: {e.strerror}.") from None
         return listener
+
+
+class _Life:
+    """From a listening socket to the last of its connections."""
+
+    def __init__(self, app: App, listener: socket.socket, clock: Clock, start_s: float) -> None:
+        self._app = app
+        self._listener = listener
+        self._server = _Server(app)
+        self._task = asyncio.create_task(self._run(clock, start_s))
+
+    @property
+    def over(self) -> bool:
+        return self._task.done()
+
+    async def wait(self) -> None:
+        await asyncio.wait({self._task})
+
+    async def end(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._app.engine.leave()
+        await self._server.kill()
+        self._listener.close()
+
+    async def _run(self, clock: Clock, start_s: float) -> None:
+        await clock.sleep(start_s)
+        self._app.engine.join()
+        await self._server.serve(sockets=[self._listener])
 
 
 class _Server(uvicorn.Server):
