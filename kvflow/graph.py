@@ -78,7 +78,7 @@ class Graph:
         """What the nodes of a role are like, where they are simulated."""
         config, pool = self.config, pool_of(self.config.cluster, role)
         rates = config.cluster.simulated
-        optional = {"blocks": pool.kv_blocks, "max_running": pool.max_num_seqs}
+        default = simulated.Settings()
         return simulated.Settings(
             model=config.model.name,
             block_size=rates.block_size,
@@ -90,7 +90,8 @@ class Graph:
                 decode=rates.decode_tokens_per_s,
                 transfer=rates.transfer_tokens_per_s,
             ),
-            **{name: number for name, number in optional.items() if number is not None},
+            blocks=pool.kv_blocks or default.blocks,
+            max_running=pool.max_num_seqs or default.max_running,
         )
 
     @property

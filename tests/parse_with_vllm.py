@@ -19,6 +19,7 @@ def parse(words: list[str]) -> dict[str, Any]:
         with contextlib.redirect_stderr(complaint):
             args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
             validate_parsed_serve_args(args)
+            args.structured_outputs_config.reasoning_parser = args.reasoning_parser  # as the engine does, later
             validate_api_server_args(args)
     except (SystemExit, KeyError, TypeError, ValueError) as e:
         return {"error": complaint.getvalue() or str(e)}
