@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from kvflow.errors import RequestError
 from kvflow.policies.policy import Policy
@@ -64,14 +64,8 @@ async def admit(request: Request, policy: Policy, max_body_bytes: int) -> Admitt
 
 
 def _check_content_type(request: Request) -> None:
-    media = request.headers.get("content-type", "").split(";", maxsplit=1)[0].strip().lower()
-    if media != "application/json":
-        raise RequestError(
-            f"Unsupported Media Type: only 'application/json' is allowed, got {media or 'none'!r}",
-            status=415,
-            kind="UnsupportedMediaTypeError",
-            param="content-type",
-        )
+    if request.headers.get("content-type", "").lower().split(";", maxsplit=1)[0] != "application/json":
+        raise _invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -95,16 +89,22 @@ async def _read(request: Request, limit: int) -> bytes:
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
-    except (ValueError, RecursionError) as e:
-        why = str(e) if isinstance(e, json.JSONDecodeError) else "it is not valid UTF-8, or nested too deeply"
-        raise RequestError(f"the request body is not valid JSON: {why}") from None
+    except json.JSONDecodeError as e:
+        at = f"body.{e.pos}"
+        what = {"type": "json_invalid", "loc": at, "msg": "JSON decode error", "input": "<dict of 0 items>"}
+        raise _invalid({**what, "ctx": {"error": e.msg}}, at) from None
+    except (ValueError, RecursionError):
+        raise RequestError("There was an error parsing the body", kind="Bad Request") from None
     if not isinstance(body, dict):
-        raise RequestError(f"the request body must be a JSON object, got {type(body).__name__}")
+        what = {"type": "model_attributes_type", "loc": "body", "msg": "Input should be a valid dictionary"}
+        raise _invalid({**what, "input": f"<{type(body).__name__}>"}, "body")
     return body
+
+
+def _invalid(what: object, param: str | None) -> RequestError:
+    """In the words of vLLM, whose API server would have refused it."""
+    return RequestError(f"1 validation error:\n  {what}", kind="Bad Request", param=param)
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _FORWARDED if name in headers}
-
-
-__all__ = ["Admitted", "ClientDisconnect", "admit"]

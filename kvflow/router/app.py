@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -52,13 +53,16 @@ class Router:
         settings: Settings | None = None,
         *,
         around: Callable[["Router"], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`around` is entered when the router is ready to probe and left after its last turn."""
         self.settings = s = settings or Settings()
         self.policy = policy
-        self.conversations = Conversations(max_count=s.max_conversations, max_bytes=s.max_conversation_bytes)
+        self.conversations = Conversations(
+            max_count=s.max_conversations, max_bytes=s.max_conversation_bytes, clock=clock
+        )
         self.upstream = Upstream(connect_timeout_s=s.connect_timeout_s, silence_timeout_s=s.silence_timeout_s)
-        self.fleet = Fleet(nodes, self.upstream, self.conversations.drop_epoch)
+        self.fleet = Fleet(nodes, self.upstream, self.conversations.drop_epoch, clock=clock)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(self.fleet, self.conversations, self.upstream, self.metrics)
         self._around = around

@@ -200,7 +200,8 @@ class Dispatcher:
         node = attempt.plan.decode
         try:
             report = DecodeReport.from_wire(params.get(KEY))
-            epoch = str(params["remote_engine_id"]) if report.retained else ""
+            # With data parallelism, engine ids are the epoch and the rank.
+            epoch = str(params["remote_engine_id"]).partition("_dp")[0] if report.retained else ""
         except (WireError, KeyError):
             return
         self._fleet.report_blocks(node, report.blocks)
