@@ -32,6 +32,7 @@ REMINDER_S = 15.0
 def run(graph: Graph) -> None:
     """Serve until a signal comes. Raises `KvflowError` if something could not be started; nothing is left running."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with _listening(graph.router.host, graph.router.port) as listener:
         if graph.needs_embedded_model:
             with embedded.Console() as progress:
@@ -141,10 +142,13 @@ async def _announce(graph: Graph, router: Router, address: str) -> None:
     """Say what is going on until both pools can serve."""
     clock = asyncio.get_running_loop().time
     began = reminded = clock()
-    if graph.starts_nodes:
-        log.info("starting %s", ", ".join(spec.name for spec in graph.specs))
-    if any(spec.command for spec in graph.specs) and graph.starts_nodes:
-        log.info("logs of the engines are in %s", graph.log_dir)
+    names = ", ".join(spec.name for spec in graph.specs)
+    if graph.simulates_nodes:
+        log.info("simulating %s: what they answer comes from no model", names)
+    elif graph.starts_nodes:
+        log.info("starting %s; their logs are in %s", names, graph.log_dir)
+    else:
+        log.info("waiting for %s", names)
     while missing := router.fleet.missing():
         await asyncio.sleep(0.2)
         if clock() - reminded >= REMINDER_S:
