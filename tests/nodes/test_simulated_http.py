@@ -266,6 +266,15 @@ async def test_small_routes(client: Client) -> None:
             "512",
         ),
         (CHAT, {**question(CHAT), "min_tokens": 13}, 400, "BadRequestError", None, "max_tokens=12, got 13"),
+        (CHAT, {**question(CHAT), "stop": 5}, 400, "Bad Request", "body.stop", "valid string or list"),
+        (
+            CHAT,
+            {**question(CHAT), "kv_transfer_params": "x"},
+            400,
+            "Bad Request",
+            "body.kv_transfer_params",
+            "dictionary",
+        ),
         (COMPLETION, {}, 400, "Bad Request", "body", "Either prompt or prompt_embeds"),
         (COMPLETION, {"prompt": {"a": 1}}, 400, "Bad Request", "body.prompt", "valid string"),
         (

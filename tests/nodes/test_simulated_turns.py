@@ -146,6 +146,23 @@ async def test_an_order_that_makes_no_sense_pulls_nothing(order: object) -> None
     pair.check()
 
 
+async def test_a_decode_order_that_makes_no_sense_keeps_nothing() -> None:
+    pair = Pair()
+    answer = await ask(pair.decode, job(chat(STORY), {**DIRECT, KEY: {"retain_s": "long"}}))
+    assert answer.decode.refused == "policy"
+
+
+async def test_a_fingerprint_of_other_blocks_or_of_more_blocks_than_are_offered_proves_nothing() -> None:
+    pair = Pair(decode=replace(SMALL, block_size=8))
+    _, kept = await pair.turn(chat(STORY))
+    assert kept.decode.load_failed
+    assert (await pair.prefill_leg(chat(STORY), kept.handle)).prefill.verified_tokens == 0
+    pair = Pair()
+    _, kept = await pair.turn(chat(STORY))
+    short = {**kept.handle, "remote_block_ids": [kept.handle["remote_block_ids"][0][:3]]}
+    assert (await pair.prefill_leg(chat(STORY), short)).prefill.verified_tokens == 0
+
+
 async def test_a_stock_decode_engine_keeps_nothing_and_says_nothing() -> None:
     pair = Pair(decode=replace(SMALL, stock=True))
     first = await pair.prefill_leg(chat(STORY))

@@ -222,7 +222,10 @@ class Engine:
         expiry = leg.params.get("remote_blocks_expiry_time")
         if expiry is not None and expiry - peer.now() < EXPIRY_MARGIN_S:
             raise TransferError
-        return peer.read(leg.params["remote_block_ids"][0])
+        contents = peer.read(leg.params["remote_block_ids"][0])
+        if any(len(block) != self.settings.block_size for block in contents):
+            raise TransferError
+        return contents
 
     async def _answer(self, run: Run, leg: Leg) -> AsyncGenerator[Step]:
         answer = Answer(run, self.settings)

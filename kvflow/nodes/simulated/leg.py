@@ -94,7 +94,9 @@ class Leg:
     def _proven(self, fingerprint: Fingerprint, tokens: int) -> int:
         if fingerprint.block_size != self._settings.block_size or fingerprint.tokens != tokens:
             return 0
-        return fingerprint.common_prefix(self._run.job.prompt, self._identity)
+        verified = fingerprint.common_prefix(self._run.job.prompt, self._identity)
+        held = min(len(group) for group in self.params["remote_block_ids"]) * self._settings.block_size
+        return verified if verified <= held else 0
 
     def _spoken_to(self) -> bool:
         return KEY in self.params and not self._settings.stock

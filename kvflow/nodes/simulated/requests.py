@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 from uuid import uuid4
 
@@ -108,7 +109,7 @@ def _call(
     for i, prompt in enumerate(prompts):
         job_id = call_id if is_chat else f"{call_id}-{i}"
         jobs.append(_job(body, prompt, job_id, _room(settings, prompt, asked, limit)))
-    options = body.get("stream_options") or {}
+    options = _typed(body, "stream_options", dict, "Input should be a valid dictionary") or {}
     prompt_text = body.get("prompt")
     return Call(
         id=call_id,
@@ -146,7 +147,7 @@ def _job(body: Mapping[str, Any], prompt: list[int], job_id: str, tokens: int) -
     least = _number(body, "min_tokens") or 0
     if least > tokens:
         raise Refused(f"min_tokens must be less than or equal to max_tokens={tokens}, got {least}.", param=None)
-    stop = body.get("stop") or []
+    stop = _typed(body, "stop", str | list, "Input should be a valid string or list") or []
     return Job(
         request_id=job_id,
         prompt=tuple(prompt),
@@ -154,9 +155,9 @@ def _job(body: Mapping[str, Any], prompt: list[int], job_id: str, tokens: int) -
         min_tokens=least,
         ignore_eos=bool(body.get("ignore_eos")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=frozenset(body.get("stop_token_ids") or ()),
-        cache_salt=body.get("cache_salt"),
-        params=body.get("kv_transfer_params") or {},
+        stop_token_ids=frozenset(_typed(body, "stop_token_ids", list, "Input should be a valid list") or ()),
+        cache_salt=_typed(body, "cache_salt", str, "Input should be a valid string"),
+        params=_typed(body, "kv_transfer_params", dict, "Input should be a valid dictionary") or {},
     )
 
 
@@ -164,6 +165,13 @@ def _number(body: Mapping[str, Any], key: str) -> int | None:
     value = body.get(key)
     if value is not None and type(value) is not int:
         raise _wrong(f"body.{key}", "int_parsing", "Input should be a valid integer", value)
+    return value
+
+
+def _typed(body: Mapping[str, Any], key: str, wanted: type | UnionType, message: str) -> Any:
+    value = body.get(key)
+    if value is not None and not isinstance(value, wanted):
+        raise _wrong(f"body.{key}", "type", message, value)
     return value
 
 
