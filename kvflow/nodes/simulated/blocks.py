@@ -22,20 +22,18 @@ class BlockPool:
     """
 
     def __init__(self, *, total: int, block_size: int, prefix_caching: bool) -> None:
+        self.total = total
         self.block_size = block_size
         self._caching = prefix_caching
-        self._blocks = [Block(i, block_size) for i in range(total)]
-        self._free = OrderedDict((b.id, b) for b in self._blocks)
+        self._blocks: list[Block] = []
+        """Those that were ever taken; a large pool of which little is used costs little."""
+        self._free: OrderedDict[int, Block] = OrderedDict()
         self._cache: dict[int, Block] = {}
-
-    @property
-    def total(self) -> int:
-        return len(self._blocks)
 
     @property
     def free(self) -> int:
         """Blocks that can be taken, those that only the prefix cache knows included."""
-        return len(self._free)
+        return len(self._free) + self.total - len(self._blocks)
 
     @property
     def cached(self) -> int:
@@ -56,10 +54,9 @@ class BlockPool:
         return new <= self.free - sum(1 for b in found if not b.users)
 
     def take(self, count: int) -> list[Block]:
-        """Blocks for new KV, least recently freed first."""
-        taken = [self._free.popitem(last=False)[1] for _ in range(count)]
+        """Blocks for new KV: those never used, then the least recently freed."""
+        taken = [self._take() for _ in range(count)]
         for block in taken:
-            self._forget(block)
             block.users = 1
         return taken
 
@@ -83,7 +80,7 @@ class BlockPool:
 
     def read(self, numbers: Iterable[int]) -> list[tuple[int, ...]]:
         """What is in the blocks now, whoever wrote it. Raises `IndexError` for a block that does not exist."""
-        return [tuple(self._blocks[n].kv) for n in numbers]
+        return [self._read(n) for n in numbers]
 
     def users(self) -> int:
         return sum(b.users for b in self._blocks)
@@ -96,7 +93,17 @@ class BlockPool:
         found += [f"block {b.id} is not cached under its key" for k, b in self._cache.items() if b.key != k]
         return found
 
-    def _forget(self, block: Block) -> None:
+    def _take(self) -> Block:
+        if len(self._blocks) < self.total:
+            self._blocks.append(Block(len(self._blocks), self.block_size))
+            return self._blocks[-1]
+        block = self._free.popitem(last=False)[1]
         if block.key is not None:
             del self._cache[block.key]
             block.key = None
+        return block
+
+    def _read(self, number: int) -> tuple[int, ...]:
+        if not 0 <= number < self.total:
+            raise IndexError(number)
+        return tuple(self._blocks[number].kv) if number < len(self._blocks) else (0,) * self.block_size
