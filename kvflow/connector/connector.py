@@ -1,7 +1,6 @@
 """The class that vLLM loads: `kv_connector="KvflowConnector"`, `kv_connector_module_path="kvflow.connector.connector"`.
 
-vLLM's pull connector with another scheduler half. Transfers, handshakes, and the engine's `vllm:nixl_*` metrics are
-vLLM's own.
+vLLM's pull connector with two other halves. Transfers, handshakes, and the engine's `vllm:nixl_*` metrics are vLLM's.
 """
 
 from typing import Any
@@ -11,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 
 from kvflow.connector import versions
 from kvflow.connector.scheduler import KvflowScheduler
+from kvflow.connector.worker import KvflowWorker
 from kvflow.errors import ConfigError
 
 
@@ -20,9 +20,14 @@ class KvflowConnector(NixlPullConnector):  # type: ignore[misc]
         versions.check()
         if vllm_config.parallel_config.decode_context_parallel_size > 1:
             raise ConfigError("kvflow's connector takes no decode_context_parallel_size above 1.")
-        super().__init__(vllm_config, role, kv_cache_config)
+        if any(group.host_resident for group in kv_cache_config.kv_cache_groups):
+            raise ConfigError("kvflow's connector takes no KV cache that lives in host memory (HiSparse).")
+        # Not vLLM's class between: it would make a worker of its own first, with threads and a network endpoint.
+        super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = KvflowScheduler(vllm_config, self.engine_id, kv_cache_config)
+        else:
+            self.connector_worker = KvflowWorker(vllm_config, self.engine_id, kv_cache_config)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self.connector_scheduler.bind_block_pool(gpu_block_pool)

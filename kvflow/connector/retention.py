@@ -42,11 +42,17 @@ def decide(order: DecodeOrder, *, cost: int, pinned: int, pool: Pool) -> float |
     return min(order.retain_s, MAX_RETAIN_S)
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    blocks: tuple[int, ...]
+    deadline: float
+
+
 class Ledger:
     """Blocks pinned for turns that have ended. A block that several turns share counts once, as it does in the pool."""
 
     def __init__(self) -> None:
-        self._turns: dict[str, frozenset[int]] = {}
+        self._pins: dict[str, Pin] = {}
         self._holders: Counter[int] = Counter()
 
     @property
@@ -57,14 +63,21 @@ class Ledger:
         """How many of the blocks are not pinned yet."""
         return sum(1 for b in frozenset(blocks) if b not in self._holders)
 
-    def pin(self, request_id: str, blocks: Iterable[int]) -> None:
-        self.release(request_id)
-        self._turns[request_id] = frozenset(blocks)
-        self._holders.update(self._turns[request_id])
+    def pin(self, request_id: str, blocks: Iterable[int], deadline: float) -> None:
+        """Once for each request. No block may be given twice."""
+        self._pins[request_id] = pin = Pin(tuple(blocks), deadline)
+        self._holders.update(pin.blocks)
 
-    def release(self, request_id: str) -> None:
-        """Does nothing for a request that is not pinned."""
-        for block in self._turns.pop(request_id, frozenset()):
-            self._holders[block] -= 1
+    def release(self, request_id: str) -> tuple[int, ...]:
+        """The blocks to give back to the pool, as they were given; none for a request that is not pinned."""
+        pin = self._pins.pop(request_id, None)
+        if pin is None:
+            return ()
+        self._holders.subtract(pin.blocks)
+        for block in pin.blocks:
             if not self._holders[block]:
                 del self._holders[block]
+        return pin.blocks
+
+    def expired(self, now: float) -> list[str]:
+        return [request_id for request_id, pin in self._pins.items() if pin.deadline <= now]

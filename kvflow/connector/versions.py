@@ -61,6 +61,7 @@ HOOKS = (
         frozenset({"_reqs_need_send", "_reqs_not_processed", "_stop_heartbeat"}),
     ),
     Hook(f"{_PULL}.update_connector_output", ("self", "connector_output")),
+    Hook(f"{_PULL}.build_connector_meta", ("self", "scheduler_output"), frozenset({"reqs_to_send", "reqs_in_batch"})),
     Hook(f"{_PULL}._stop_heartbeat", ("self", "req_id")),
     Hook(f"{_CONNECTOR}.__init__", ("self", "vllm_config", "role", "kv_cache_config")),
     Hook(f"{_CONNECTOR}.bind_gpu_block_pool", ("self", "gpu_block_pool")),
@@ -111,6 +112,13 @@ HOOKS = (
         ),
     ),
     Hook("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks", ("self",)),
+    Hook("vllm.v1.core.block_pool:BlockPool.touch", ("self", "blocks"), frozenset({"ref_cnt", "free_block_queue"})),
+    Hook("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks"), frozenset({"ref_cnt"})),
+    Hook(
+        "vllm.v1.core.sched.scheduler:Scheduler._update_from_kv_xfer_finished",
+        ("self", "kv_connector_output"),
+        frozenset({"update_connector_output", "finished_sending"}),
+    ),
 )
 
 
