@@ -63,7 +63,7 @@ COMPLETION = ("--shell-completion", "-sc")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 2 for what was refused, 1 for what failed."""
+    """The exit code: 2 for what was refused, 1 for what failed, 130 where Ctrl-C came before anything ran."""
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -75,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Hydra's --help and --hydra-help end so, and a --package that is not there.
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
+        return 130
+    except KeyboardInterrupt:
+        print("kvflow: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader has what it wanted (kvflow plan | head); keep the interpreter from complaining at its exit.

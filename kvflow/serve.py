@@ -109,11 +109,11 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self, number: signal.Signals) -> None:
-        """The first signal waits for the turns under way, the second ends them."""
+        """The first signal waits for the turns under way, the second ends them as if their clients had left."""
         log.info("%s: stopping%s", number.name, " at once" if self.should_exit else "")
         if self.should_exit:
-            for turn in self.server_state.tasks:
-                turn.cancel()
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
         self.should_exit = True
 
 

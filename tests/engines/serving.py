@@ -3,13 +3,10 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 from openai import OpenAI
 
 from kvflow.launchers import lifeline
+from tests.net import free_ports, get, post, until
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BLOCK = 128
@@ -133,40 +131,6 @@ def ask_cold(serving: Serving, messages: Sequence[Message], **body: Any) -> Answ
     answer = ask(serving, messages, conversation_id=unique, cache_salt=unique, **body)
     assert (answer.path, answer.pulled, answer.cached) == ("cold", 0, 0)
     return answer
-
-
-def post(url: str, body: Any) -> tuple[int, bytes, dict[str, str]]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    return _open(request)
-
-
-def get(url: str) -> tuple[int, bytes]:
-    return _open(urllib.request.Request(url))[:2]
-
-
-def _open(request: urllib.request.Request) -> tuple[int, bytes, dict[str, str]]:
-    try:
-        with urllib.request.urlopen(request, timeout=600) as response:
-            return response.status, response.read(), dict(response.headers)
-    except urllib.error.HTTPError as e:
-        with e:
-            return e.code, e.read(), dict(e.headers)
-
-
-def until(condition: Callable[[], bool], seconds: float, explain: Callable[[], str] = str) -> None:
-    """Wait for something that nothing announces."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, explain()
-        time.sleep(0.2)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def _session(port: int) -> int:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.engines.serving import BLOCK, KV_BYTES_PER_TOKEN, MODEL, Answer, Message, Serving, ask, ask_cold, post
+from tests.engines.serving import BLOCK, KV_BYTES_PER_TOKEN, MODEL, Answer, Message, Serving, ask, ask_cold
+from tests.net import post
 
 pytestmark = pytest.mark.engine
 

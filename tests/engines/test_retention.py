@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from kvflow.launchers import lifeline
-from tests.engines.serving import Message, Serving, ask, ask_cold, get, until
+from tests.engines.serving import Message, Serving, ask, ask_cold
+from tests.net import get, until
 
 pytestmark = pytest.mark.engine
 

@@ -1,0 +1,43 @@
+"""Plain HTTP from a test, ports that are free, and waiting."""
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+
+def post(url: str, body: Any) -> tuple[int, bytes, dict[str, str]]:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    return _open(request)
+
+
+def get(url: str) -> tuple[int, bytes]:
+    return _open(urllib.request.Request(url))[:2]
+
+
+def _open(request: urllib.request.Request) -> tuple[int, bytes, dict[str, str]]:
+    try:
+        with urllib.request.urlopen(request, timeout=600) as response:
+            return response.status, response.read(), dict(response.headers)
+    except urllib.error.HTTPError as e:
+        with e:
+            return e.code, e.read(), dict(e.headers)
+
+
+def until(condition: Callable[[], bool], seconds: float, explain: Callable[[], str] = str) -> None:
+    """Wait for something that nothing announces."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.2)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
