@@ -75,8 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Hydra's --help and --hydra-help end so, and a --package that is not there.
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
-        return 130
-    except KeyboardInterrupt:
         print("kvflow: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:

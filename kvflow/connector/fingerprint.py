@@ -107,6 +107,10 @@ class Fingerprint:
             verified = end
         return verified
 
+    def provable(self, length: int) -> int:
+        """What `common_prefix` is for a prompt of `length` tokens that differs nowhere."""
+        return self.tokens if length >= self.tokens else length - length % self._span
+
     def to_wire(self) -> dict[str, Any]:
         out: dict[str, Any] = {"block_size": self.block_size, "stride": self.stride, "tokens": self.tokens}
         return {**out, "digests": base64.b64encode(b"".join(self._expected())).decode()}
@@ -139,6 +143,12 @@ class Fingerprint:
 
     def _expected(self) -> tuple[bytes, ...]:
         return self.digests if self.tail is None else (*self.digests, self.tail)
+
+
+def prompt_digest(tokens: Sequence[int], identity: Identity) -> str | None:
+    """Of a whole prompt: equal on two nodes if and only if they would compute the same KV. None as in `of`."""
+    packed = _pack(tokens)
+    return None if not packed else next(_chain(packed, identity, len(packed))).hex()
 
 
 def _overlaps(item: Item, start: int, end: int) -> bool:

@@ -27,6 +27,10 @@ class Pull:
     settled: bool = False
     """Blocks were allocated: the pull has been started, or the decode node told that there will be none."""
     failed: bool = False
+    provable: int | None = None
+    """What `verified` would be if nothing differed; a prompt that ends inside a span cannot be proven to its end."""
+    digest: str | None = None
+    """Of the whole prompt."""
 
     def wanted(self, local: int) -> int:
         """Tokens to pull beyond the `local` ones of the prefix cache."""
@@ -50,6 +54,7 @@ class Pull:
             local_tokens=self.local,
             pulled_tokens=self.pulled,
             reason=self.reason(),
+            prompt_digest=self.digest,
             blocks=blocks,
         )
 
@@ -61,7 +66,7 @@ class Pull:
             return Reason.TRANSFER_FAILED
         if self.obstacle:
             return self.obstacle
-        if self.verified < min(self.offered, self.prompt):
+        if self.verified < (min(self.offered, self.prompt) if self.provable is None else self.provable):
             return Reason.DIVERGED
         if self.pulled:
             return None

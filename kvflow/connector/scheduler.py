@@ -17,7 +17,7 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
 from vllm.v1.request import RequestStatus
 
-from kvflow.connector.fingerprint import Fingerprint
+from kvflow.connector.fingerprint import Fingerprint, prompt_digest
 from kvflow.connector.identity import identity_of
 from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
 from kvflow.connector.retention import Ledger, Pool, Refusal, decide
@@ -41,7 +41,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._pulls: dict[str, Pull] = {}
         """Prefill legs from arrival to end."""
         self._decodes: dict[str, bool] = {}
-        """Decode legs from arrival to end, and whether their pull from the prefill node broke."""
+        """Decode legs from arrival to end, and whether what the prefill node offers is lost or of another prompt."""
         self._ledger = Ledger()
         self._at_worker: set[str] = set()
         """Requests that the worker will report as sent, when they have been pulled or have expired."""
@@ -55,18 +55,20 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def on_new_request(self, request: Any) -> None:
         # An engine without work sleeps and sees no deadline pass; what has expired must be free before it is needed.
         self._release_expired()
-        prompt = request.num_prompt_tokens
-        super().on_new_request(request)  # may shorten the prompt
         params = request.kv_transfer_params
         if not params:
             return
+        prompt, digest = request.num_prompt_tokens, _digest(request)
+        super().on_new_request(request)  # may shorten the prompt
         if params.get("do_remote_decode"):
-            self._pulls[request.request_id] = self._admit(request, params, prompt)
+            self._pulls[request.request_id] = self._admit(request, params, Pull(prompt=prompt, digest=digest))
         elif KEY in params:
-            self._decodes[request.request_id] = False
+            self._decodes[request.request_id] = self._is_for_another_prompt(request, digest)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         pull = self._pulls.get(request.request_id)
+        if self._decodes.get(request.request_id):
+            return 0, False  # vLLM then only tells the prefill node that it need not keep the KV
         if pull is None:
             matched: tuple[int, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
             return matched
@@ -110,15 +112,14 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     # Prefill side
 
-    def _admit(self, request: Any, params: dict[str, Any], prompt: int) -> Pull:
-        pull = Pull(prompt=prompt)
+    def _admit(self, request: Any, params: dict[str, Any], pull: Pull) -> Pull:
         if not has_handle(params):
             return pull
         try:
             order = prefill_order(params)
             pull.offered = int(params.get("remote_num_tokens") or 0)
             pull.minimum = order.min_pull_tokens
-            pull.verified = self._verify(request, params, order)
+            pull.verified = self._verify(request, params, order, pull)
         except (WireError, TypeError, ValueError) as e:
             logger.warning("Request %s pulls nothing: %s", request.request_id, e)
         pull.obstacle = self._obstacle(request)
@@ -127,7 +128,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         params["remote_block_ids"] = cut(params["remote_block_ids"], pull.verified, self.block_size)
         return pull
 
-    def _verify(self, request: Any, params: dict[str, Any], order: PrefillOrder) -> int:
+    def _verify(self, request: Any, params: dict[str, Any], order: PrefillOrder, pull: Pull) -> int:
         """Tokens of the handle that are proven to be the prompt's. Raises `WireError`."""
         identity = identity_of(request)
         if order.fingerprint is None or identity is None:
@@ -135,6 +136,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         fingerprint = Fingerprint.from_wire(order.fingerprint)
         if fingerprint.block_size != self.block_size or fingerprint.tokens != params.get("remote_num_tokens"):
             return 0
+        pull.provable = fingerprint.provable(pull.prompt)
         verified = fingerprint.common_prefix(request.prompt_token_ids, identity)
         if self._splittable:
             held = min(len(group) for group in params["remote_block_ids"])
@@ -154,6 +156,14 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._decodes[request_id] = True
 
     # Decode side
+
+    def _is_for_another_prompt(self, request: Any, digest: str | None) -> bool:
+        """Whether the two nodes made different prompts of one request, so that the prefill node's KV is of no use."""
+        theirs = self._decode_order(request).prompt_digest
+        if theirs is None or theirs == digest:
+            return False
+        logger.warning("Request %s: the prefill node computed another prompt; nothing is pulled", request.request_id)
+        return True
 
     def _may_be_kept(self, request: Any, params: dict[str, Any]) -> bool:
         """Whether this is a decode leg that came to its end; vLLM handles all others as they are to be handled."""
@@ -238,6 +248,11 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def _blocks(self) -> dict[str, int]:
         pool = self._pool
         return {"free": pool.get_num_free_blocks(), "pinned": self._ledger.pinned, "total": pool.num_gpu_blocks - 1}
+
+
+def _digest(request: Any) -> str | None:
+    identity = identity_of(request)
+    return None if identity is None else prompt_digest(request.prompt_token_ids, identity)
 
 
 def _splittable(kv_cache_config: Any) -> bool:

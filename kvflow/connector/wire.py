@@ -8,10 +8,10 @@ Prefill leg, response (`PrefillReport`)    what it did
 Decode leg, request   (`DecodeOrder`)      what becomes of the KV when the turn ends
 Decode leg, response  (`DecodeReport`)     what was kept; beside it, unless nothing was, vLLM's own handle
 
-Not streamed, a response carries the dict in its body, as vLLM does. In a streamed one it is one more server-sent event:
-`event: kvflow`, then `data:` with `{"kv_transfer_params": {...}}`, then an empty line. The engine sends it as soon as the
-turn's last output exists and before it passes that output on, so that a client that has seen the end of its answer finds
-the handle filed.
+Not streamed, a response carries the dict in its body, as vLLM does. In a streamed one it is one more server-sent
+event: `event: kvflow`, then `data:` with `{"kv_transfer_params": {...}}`, then an empty line. The engine sends it as
+soon as the turn's last output exists and before it passes that output on, so that a client that has seen the end of its
+answer finds the handle filed.
 
 `GET /kvflow/node` on an engine answers `NodeReport`. An engine without that route is a stock one.
 """
@@ -68,13 +68,19 @@ class PrefillReport(_Message):
     """Moved from the decode node."""
     reason: str | None = None
     """A `Reason`, where less was pulled than was offered."""
+    prompt_digest: str | None = None
+    """Of the prompt whose KV this is, for the decode node to compare with its own."""
     blocks: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOrder(_Message):
+    """What becomes of the KV when the turn ends; and, with a prefill node's handle, what prompt that was for."""
+
     retain_s: float = 0.0
     max_pinned_share: float = 0.0
+    prompt_digest: str | None = None
+    """From the `PrefillReport`. A decode node whose own prompt has another digest pulls nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,7 @@ class DecodeReport(_Message):
     refused: str | None = None
     """`policy` (not asked for), `share` (the pinned share is used up), `unhashable` (the prompt has no token ids)."""
     load_failed: bool = False
-    """The pull from the prefill node broke and the decode node computed the prompt itself."""
+    """The pull from the prefill node broke, or was for another prompt; the decode node computed the prompt itself."""
     blocks: dict[str, int] | None = None
 
 

@@ -136,7 +136,8 @@ class Dispatcher:
 
     async def _decode(self, attempt: _Attempt, prefilled: _Prefilled, reply: Reply) -> None:
         a, node = attempt.admitted, attempt.plan.decode
-        body = decode_body(a.body, attempt.plan, prefilled.params)
+        digest = prefilled.report.prompt_digest if prefilled.report else None
+        body = decode_body(a.body, attempt.plan, prefilled.params, digest)
         with self._leg(node, a.turn.prompt_tokens):
             url = self._fleet.url(node) + a.endpoint
             async with self._upstream.post(node, url, body, a.headers) as answer:

@@ -82,10 +82,13 @@ def _prefill_params(plan: Plan, handle: Handle | None) -> dict[str, Any]:
     return {**kept, "do_remote_decode": True, "do_remote_prefill": False, KEY: order.to_wire()}
 
 
-def decode_body(body: Mapping[str, Any], plan: Plan, prefilled: Mapping[str, Any] | None) -> dict[str, Any]:
+def decode_body(
+    body: Mapping[str, Any], plan: Plan, prefilled: Mapping[str, Any] | None, prompt_digest: str | None = None
+) -> dict[str, Any]:
     """The client's own request; with a prefill node's handle the KV is pulled from there, else computed."""
     if not prefilled and not plan.retain_s:
         return dict(body)
     params: dict[str, Any] = dict(prefilled or {"do_remote_decode": False, "do_remote_prefill": False})
-    params[KEY] = DecodeOrder(retain_s=plan.retain_s, max_pinned_share=plan.max_pinned_share).to_wire()
+    order = DecodeOrder(retain_s=plan.retain_s, max_pinned_share=plan.max_pinned_share, prompt_digest=prompt_digest)
+    params[KEY] = order.to_wire()
     return {**body, "kv_transfer_params": params}

@@ -96,6 +96,17 @@ async def test_a_failed_pull_is_computed_and_counted() -> None:
         assert 'kvflow_load_fallbacks_total{node="prefill-0"} 1.0' in (await c.get("/metrics")).raw.decode()
 
 
+async def test_a_decode_node_that_reads_another_prompt_out_of_the_request_computes_it_itself() -> None:
+    """Where the two nodes render a request differently, the prefill node's KV belongs to another prompt."""
+    async with cluster() as c:
+        tools = [{"type": "function", "function": {"name": "only_the_decode_node_sees_me"}}]
+        c.nodes["prefill-0"].faults.ignored_fields = frozenset({"tools"})
+        reply = await c.chat(ASKED, tools=tools)
+        assert reply.text == await c.right(ASKED, tools=tools)
+        assert 'kvflow_load_fallbacks_total{node="decode-0"} 1.0' in (await c.get("/metrics")).raw.decode()
+        c.check()
+
+
 async def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     async with cluster() as c:
         c.nodes["decode-0"].faults.break_after = 3

@@ -72,7 +72,8 @@ class App:
     async def _answer(self, body: dict[str, Any], parser: Parser, request_id: str | None) -> Response:
         await self._faults()
         try:
-            call = parser(body, self.engine.settings, request_id)
+            seen = {k: v for k, v in body.items() if k not in self.engine.faults.ignored_fields}
+            call = parser(seen, self.engine.settings, request_id)
         except Refused:
             self._reject(body)
             raise

@@ -12,6 +12,8 @@ class Faults:
     """Close the connection of the next stream after so many events; once."""
     failed_transfers: int = 0
     """Let so many of this node's next pulls fail."""
+    ignored_fields: frozenset[str] = frozenset()
+    """Make prompts as if these fields of requests were not there, as another version of a template might."""
     drop_handles: bool = False
     """Answer without a handle, whatever was ordered."""
     flowing: asyncio.Event = field(default_factory=asyncio.Event)

@@ -5,7 +5,7 @@ The decisions are those of the real connector, made by the same code: `Pull`, `F
 
 from typing import Any
 
-from kvflow.connector.fingerprint import Fingerprint, Identity
+from kvflow.connector.fingerprint import Fingerprint, Identity, prompt_digest
 from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
 from kvflow.connector.retention import Pool, Refusal, decide
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport
@@ -26,12 +26,14 @@ class Leg:
         self.prefill = bool(self.params.get("do_remote_decode"))
         self.decode = not self.prefill and bool(self.params)
         self.load_failed = False
+        self._other_prompt = False
         self.source = self.params if has_handle(self.params) else None
         """Whom to pull from, where there is somebody."""
         self._run = run
         self._settings = settings
         self._identity = Identity(cache_salt=run.job.cache_salt)
-        self.pull = Pull(prompt=run.prompt_length)
+        digest = prompt_digest(run.job.prompt, self._identity)
+        self.pull = Pull(prompt=run.prompt_length, digest=digest)
         if self.prefill and self.source:
             self._verify(self.source)
 
@@ -40,7 +42,9 @@ class Leg:
         if self.source is None:
             return 0
         if not self.prefill:
-            return self._run.prompt_length - local if self.params.get("do_remote_prefill") else 0
+            return (
+                self._run.prompt_length - local if self.params.get("do_remote_prefill") and self._same_prompt() else 0
+            )
         if self._settings.stock:
             count = min(self.params.get("remote_num_tokens") or 0, self._run.prompt_length) - local
             return count if count >= STOCK_THRESHOLD else 0
@@ -62,7 +66,7 @@ class Leg:
 
     def decode_report(self, verdict: float | Refusal, blocks: dict[str, int]) -> dict[str, Any]:
         if isinstance(verdict, Refusal):
-            report = DecodeReport(refused=verdict, load_failed=self.load_failed, blocks=blocks)
+            report = DecodeReport(refused=verdict, load_failed=self._computed_itself, blocks=blocks)
             return {KEY: report.to_wire()} if self._spoken_to() else {}
         held = self._run.tokens[: self._run.held]
         fingerprint = Fingerprint.of(held, self._settings.block_size, self._identity)
@@ -71,10 +75,14 @@ class Leg:
             tokens=len(held),
             retain_s=verdict,
             fingerprint=fingerprint.to_wire() if fingerprint else None,
-            load_failed=self.load_failed,
+            load_failed=self._computed_itself,
             blocks=blocks,
         )
         return {KEY: report.to_wire()}
+
+    @property
+    def _computed_itself(self) -> bool:
+        return self.load_failed or self._other_prompt
 
     def _verify(self, params: dict[str, Any]) -> None:
         """Cut the handle to what is proven to be the prompt's. The stock engine believes it."""
@@ -94,9 +102,16 @@ class Leg:
     def _proven(self, fingerprint: Fingerprint, tokens: int) -> int:
         if fingerprint.block_size != self._settings.block_size or fingerprint.tokens != tokens:
             return 0
+        self.pull.provable = fingerprint.provable(self._run.prompt_length)
         verified = fingerprint.common_prefix(self._run.job.prompt, self._identity)
         held = min(len(group) for group in self.params["remote_block_ids"]) * self._settings.block_size
         return verified if verified <= held else 0
+
+    def _same_prompt(self) -> bool:
+        """Whether the prefill node computed the prompt that this node was sent."""
+        other = self._order().prompt_digest
+        self._other_prompt = not self._settings.stock and other is not None and other != self.pull.digest
+        return not self._other_prompt
 
     def _spoken_to(self) -> bool:
         return KEY in self.params and not self._settings.stock
