@@ -94,25 +94,28 @@ class TestKeeping:
         engine.step()
 
     def test_what_expired_in_sleep_is_free_when_a_request_arrives(self, scheduling: Any) -> None:
-        engine = scheduling.decode(blocks=LONGEST + 5)
-        engine.add("turn", ids(64), keep(0.01))
-        assert engine.run("turn")[KEY]["retained"]
+        engine = scheduling.decode(blocks=40)
+        for i in range(2):
+            engine.add(f"turn{i}", ids(150, seed=i), keep(0.3))
+            deadline = engine.run(f"turn{i}")["remote_blocks_expiry_time"]
         engine.step()
-        while engine.idle and engine.free < LONGEST + 5:
-            engine.add("long", ids(255), None)
-        assert "long" in engine.step()
-        engine.step(sent=["turn"])  # the worker's own clock follows
-        assert engine.free == LONGEST + 5
+        assert (engine.idle, engine.free) == (True, 20)
+        time.sleep(max(0.0, deadline - time.perf_counter()))
+        for i in range(2):
+            engine.add(f"long{i}", ids(250), None)
+        assert set(engine.step()) == {"long0", "long1"}
+        engine.step(sent=["turn0", "turn1"])  # the worker's own clock follows
+        assert engine.free == 40
 
     def test_a_pin_expires_though_the_engine_is_busy(self, scheduling: Any) -> None:
         engine = scheduling.decode()
-        engine.add("turn", ids(40), keep(0.01))
-        engine.run("turn")
         engine.add("other", ids(20), None, answer=200)
-        deadline = time.monotonic() + 30
-        while engine.free < 57 and time.monotonic() < deadline:
-            engine.step()
-        assert engine.free >= 57
+        engine.add("turn", ids(40), keep(0.3))
+        deadline = engine.run("turn")["remote_blocks_expiry_time"]
+        assert engine.free == 60 - 3 - 2
+        time.sleep(max(0.0, deadline - time.perf_counter()))
+        engine.step()
+        assert engine.free == 60 - 2
 
     @pytest.mark.parametrize(
         "params",
