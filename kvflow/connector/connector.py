@@ -5,10 +5,13 @@ vLLM's pull connector with two other halves. Transfers, handshakes, and the engi
 
 from typing import Any
 
+from vllm.distributed.device_communicators import shm_broadcast
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.platforms import current_platform
 
 from kvflow.connector import versions
+from kvflow.connector.patience import patient_queues
 from kvflow.connector.scheduler import KvflowScheduler
 from kvflow.connector.worker import KvflowWorker
 from kvflow.errors import ConfigError
@@ -22,6 +25,8 @@ class KvflowConnector(NixlPullConnector):  # type: ignore[misc]
             raise ConfigError("kvflow's connector takes no decode_context_parallel_size above 1.")
         if any(group.host_resident for group in kv_cache_config.kv_cache_groups):
             raise ConfigError("kvflow's connector takes no KV cache that lives in host memory (HiSparse).")
+        if current_platform.is_cpu():
+            patient_queues(shm_broadcast)
         # Not vLLM's class between: it would make a worker of its own first, with threads and a network endpoint.
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
