@@ -24,6 +24,10 @@ class Taken:
 
     conversation: str
     handle: Handle
+    keys: tuple[bytes, ...]
+    """Where it was filed, the key of the whole conversation first."""
+    complete: bool
+    """It was found under that first key: the request goes on where the conversation stood."""
 
 
 @dataclass(slots=True)
@@ -56,12 +60,20 @@ class Conversations:
         return self._bytes
 
     def take(self, keys: Iterable[bytes]) -> Taken | None:
-        """Remove and return the newest handle filed under the first of `keys` that has one."""
-        for key in keys:
-            if under := self._by_key.get(key):
-                entry = self._remove(next(reversed(under)))
-                return Taken(entry.conversation, entry.handle)
-        return None
+        """Remove and return the newest handle filed under the first of `keys` that has one.
+
+        One that has expired or lost its engine is returned only where there is none that could still be used.
+        """
+        found = [(key, next(reversed(under))) for key in keys if (under := self._by_key.get(key))]
+        if not found:
+            return None
+        key, number = next((f for f in found if self._usable(f[1])), found[0])
+        entry = self._remove(number)
+        return Taken(entry.conversation, entry.handle, entry.keys, key == entry.keys[0])
+
+    def put_back(self, taken: Taken) -> None:
+        """Undo `take` where the handle has not been used."""
+        self.put(taken.conversation, taken.keys, taken.handle)
 
     def put(self, conversation: str, keys: Sequence[bytes], handle: Handle) -> None:
         """File `handle` under all of `keys`. Nothing is kept if there are none."""
@@ -93,6 +105,10 @@ class Conversations:
                 entry.cost = cost
                 dropped += 1
         return dropped
+
+    def _usable(self, number: int) -> bool:
+        handle = self._entries[number].handle
+        return bool(handle.params) and handle.deadline > self._clock()
 
     def _remove(self, number: int) -> _Entry:
         entry = self._entries.pop(number)

@@ -44,6 +44,29 @@ def test_the_first_key_that_has_one_wins_and_the_newest_under_it() -> None:
     assert taken_tokens(conversations, b"long", b"short") is None
 
 
+def test_what_was_not_used_can_be_put_back() -> None:
+    conversations, _ = store()
+    conversations.put("c", [b"whole", b"part"], handle(7))
+    taken = conversations.take([b"part"])
+    assert taken is not None
+    assert not taken.complete
+    conversations.put_back(taken)
+    again = conversations.take([b"whole"])
+    assert again is not None
+    assert (again.conversation, again.handle.tokens, again.complete) == ("c", 7, True)
+
+
+def test_a_handle_that_can_be_used_goes_before_a_better_match_that_cannot() -> None:
+    conversations, clock = store()
+    conversations.put("a", [b"short"], handle(1))
+    conversations.put("b", [b"long"], handle(2, deadline=1010.0))
+    conversations.put("c", [b"longest"], handle(3, epoch="dead"))
+    conversations.drop_epoch("dead")
+    clock.now = 1011.0
+    assert taken_tokens(conversations, b"longest", b"long", b"short") == 1
+    assert taken_tokens(conversations, b"longest", b"long", b"short") == 3
+
+
 def test_a_handle_without_keys_is_not_kept() -> None:
     conversations, _ = store()
     conversations.put("c", [], handle())

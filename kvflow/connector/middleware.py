@@ -12,9 +12,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from kvflow.connector import versions
-from kvflow.connector.wire import NODE_PATH, VERSION, NodeReport, event
+from kvflow.connector.wire import NODE_PATH, RELEASE_PATH, VERSION, NodeReport, event
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -53,6 +54,9 @@ class HandleMiddleware:
         client = scope["app"].state.engine_client
         if scope["path"] == NODE_PATH and scope["method"] == "GET" and client.vllm_config.kv_transfer_config:
             await _answer(send, node_report(client.vllm_config).to_wire())
+            return
+        if scope["path"] == RELEASE_PATH and scope["method"] == "POST":
+            await _release(client, receive, send)
             return
         self._watch(client)
         await self._serve(scope, receive, send)
@@ -118,6 +122,18 @@ async def _noting(outputs: AsyncGenerator[Any, None], found: _Found | None) -> A
     finally:
         # A consumer that leaves early must close vLLM's generator too, which then aborts the request.
         await outputs.aclose()
+
+
+async def _release(client: Any, receive: Receive, send: Send) -> None:
+    """What vLLM does itself for a request that its handlers refuse, but not for one that fails validation before."""
+    body = bytearray()
+    while (message := await receive())["type"] == "http.request":
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    params = json.loads(body)["kv_transfer_params"]
+    await client.notify_kv_transfer_request_rejected(f"kvflow-release-{uuid4().hex}", params)
+    await _answer(send, {})
 
 
 def _is_event_stream(headers: Any) -> bool:

@@ -116,8 +116,8 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not has_handle(params):
             return pull
         try:
-            order = prefill_order(params)
             pull.offered = int(params.get("remote_num_tokens") or 0)
+            order = prefill_order(params)
             pull.minimum = order.min_pull_tokens
             pull.verified = self._verify(request, params, order, pull)
         except (WireError, TypeError, ValueError) as e:

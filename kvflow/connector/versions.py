@@ -115,6 +115,11 @@ HOOKS = (
     Hook("vllm.v1.core.block_pool:BlockPool.touch", ("self", "blocks"), frozenset({"ref_cnt", "free_block_queue"})),
     Hook("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks"), frozenset({"ref_cnt"})),
     Hook(
+        "vllm.v1.engine.async_llm:AsyncLLM.notify_kv_transfer_request_rejected",
+        ("self", "request_id", "kv_transfer_params", "data_parallel_rank"),
+        frozenset({"EngineCoreRequest", "add_request_async"}),
+    ),
+    Hook(
         "vllm.v1.core.sched.scheduler:Scheduler._update_from_kv_xfer_finished",
         ("self", "kv_connector_output"),
         frozenset({"update_connector_output", "finished_sending"}),

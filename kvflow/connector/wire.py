@@ -14,12 +14,16 @@ soon as the turn's last output exists and before it passes that output on, so th
 answer finds the handle filed.
 
 `GET /kvflow/node` on an engine answers `NodeReport`. An engine without that route is a stock one.
+`POST /kvflow/release` on a decode engine takes `{"kv_transfer_params": {...}}` as a prefill engine gave them and tells
+that engine that nobody will pull: for a turn that ends between its legs, or that the decode engine refuses.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from math import inf
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from kvflow.errors import WireError
 from kvflow.types import Blocks, Reason
@@ -27,6 +31,7 @@ from kvflow.types import Blocks, Reason
 VERSION = 1
 KEY = "kvflow"
 NODE_PATH = "/kvflow/node"
+RELEASE_PATH = "/kvflow/release"
 EVENT_PREFIX = b"event: kvflow\n"
 
 
@@ -40,11 +45,27 @@ class _Message:
     def from_wire(cls, data: object) -> Self:
         if not isinstance(data, Mapping):
             raise WireError(f"{cls.__name__}: expected an object, got {type(data).__name__}")
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        hints = get_type_hints(cls)
+        known = {k: v for k, v in data.items() if k in hints}
+        for key, value in known.items():
+            if not _fits(value, hints[key]):
+                raise WireError(f"{cls.__name__}: {key} cannot be {value!r:.80}")
         try:
-            return cls(**{k: v for k, v in data.items() if k in known})
+            return cls(**known)
         except TypeError as e:
             raise WireError(f"{cls.__name__}: {e}") from None
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """No number in a message is negative, and none is infinite or no number at all."""
+    if get_origin(hint) is UnionType:
+        return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is dict:
+        kind = get_args(hint)[1]
+        return isinstance(value, dict) and (kind is Any or all(_fits(v, kind) for v in value.values()))
+    if hint in (int, float):
+        return type(value) in (int, hint) and 0 <= value < inf  # type: ignore[operator]
+    return isinstance(value, hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +133,11 @@ class NodeReport(_Message):
 
 
 def blocks_from_wire(data: Mapping[str, int] | None) -> Blocks | None:
-    return None if data is None else Blocks(free=data["free"], pinned=data["pinned"], total=data["total"])
+    """Raises `WireError`."""
+    try:
+        return None if data is None else Blocks(free=data["free"], pinned=data["pinned"], total=data["total"])
+    except KeyError as e:
+        raise WireError(f"blocks: {e.args[0]} is missing") from None
 
 
 def reason_from_wire(word: str | None) -> Reason | None:

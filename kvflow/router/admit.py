@@ -36,8 +36,11 @@ class Admitted:
     """`time.perf_counter` at arrival."""
 
 
-async def admit(request: Request, policy: Policy, max_body_bytes: int) -> Admitted:
-    """Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete."""
+async def admit(request: Request, endpoint: str, policy: Policy, max_body_bytes: int) -> Admitted:
+    """`endpoint` is the route's own path, not what the request says of itself.
+
+    Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete.
+    """
     arrived = time.perf_counter()
     _check_content_type(request)
     raw = await _read(request, max_body_bytes)
@@ -52,7 +55,7 @@ async def admit(request: Request, policy: Policy, max_body_bytes: int) -> Admitt
         splittable=splittable(cleaned),
     )
     return Admitted(
-        endpoint=request.url.path,
+        endpoint=endpoint,
         body=cleaned,
         headers=_forwarded(request.headers),
         scope=scope,
@@ -87,6 +90,8 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
+    if not raw:
+        raise _missing()
     try:
         body = json.loads(raw)
     except json.JSONDecodeError as e:
@@ -95,10 +100,17 @@ def _parse(raw: bytes) -> dict[str, Any]:
         raise _invalid({**what, "ctx": {"error": e.msg}}, at) from None
     except (ValueError, RecursionError):
         raise RequestError("There was an error parsing the body", kind="Bad Request") from None
+    if body is None:
+        raise _missing()
     if not isinstance(body, dict):
-        what = {"type": "model_attributes_type", "loc": "body", "msg": "Input should be a valid dictionary"}
-        raise _invalid({**what, "input": f"<{type(body).__name__}>"}, "body")
+        message = "Input should be a valid dictionary or object to extract fields from"
+        shown = f"<list of {len(body)} items>" if isinstance(body, list) else str(body)
+        raise _invalid({"type": "model_attributes_type", "loc": "body", "msg": message, "input": shown}, "body")
     return body
+
+
+def _missing() -> RequestError:
+    return _invalid({"type": "missing", "loc": "body", "msg": "Field required", "input": "None"}, "body")
 
 
 def _invalid(what: object, param: str | None) -> RequestError:

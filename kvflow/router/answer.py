@@ -1,6 +1,7 @@
 """What goes back to a client: kvflow's headers, OpenAI-shaped errors, and nothing of how nodes talk to each other."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -10,8 +11,9 @@ from starlette.types import Send
 from kvflow.errors import KvflowError, RequestError
 from kvflow.types import Path, Reason
 
+_LEAKS = re.compile(rb"kv_transfer_params|\bremote_(?:host|port|engine_id|request_id|block_ids)\b")
 _INTERNAL = ("kv_transfer_params", "ec_transfer_params")
-_HEADER_SAFE = " !#$&'()*+,/:;=?@[]^_`{|}~\"<>\\"
+_HEADER_SAFE = "!#$&'()*+,/:;=?@[]^_`{|}~\"<>\\"
 
 Headers = Sequence[tuple[str, str]]
 
@@ -28,8 +30,8 @@ class Reply:
         if length is not None:
             all_headers.append(("content-length", str(length)))
         raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in all_headers]
-        self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        self.started = True
 
     async def send(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -60,9 +62,20 @@ def error_event(error: KvflowError) -> bytes:
     return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
 
 
-def strip(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's answer without the fields that say where KV lies."""
-    return {k: v for k, v in answer.items() if k not in _INTERNAL}
+def strip(answer: Mapping[str, Any]) -> bytes:
+    """An engine's answer, as JSON, without the fields that say where KV lies."""
+    body = {k: v for k, v in answer.items() if k not in _INTERNAL}
+    try:
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can carry
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+def refusal(status: int, body: bytes) -> bytes:
+    """An engine's own answer to a request that it refuses, unless that speaks of what is between the nodes."""
+    if not _LEAKS.search(body):
+        return body
+    return error_body(RequestError("The engine refused this request.", status=status))
 
 
 def turn_headers(

@@ -20,7 +20,7 @@ from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
 from kvflow.policies.policy import Policy
 from kvflow.router.admit import admit
-from kvflow.router.answer import Reply, error_body
+from kvflow.router.answer import Reply, error_body, error_event
 from kvflow.router.dispatch import Dispatcher
 from kvflow.router.fleet import Fleet
 from kvflow.router.metrics import CONTENT_TYPE, Metrics
@@ -29,6 +29,7 @@ from kvflow.router.upstream import EngineError, Upstream
 log = logging.getLogger("kvflow.router")
 
 TURN_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+MODELS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Router:
         )
 
     def _routes(self) -> list[Route]:
-        turns = [Route(path, _TurnEndpoint(self), methods=["POST"]) for path in TURN_ENDPOINTS]
+        turns = [Route(path, _TurnEndpoint(self, path), methods=["POST"]) for path in TURN_ENDPOINTS]
         return [
             *turns,
             Route("/v1/models", self._models),
@@ -93,6 +94,7 @@ class Router:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):
                     await watching
+                await self.dispatcher.drain()
 
     async def _models(self, _: Request) -> Response:
         """The engines' own answer; both pools serve the same models."""
@@ -100,7 +102,7 @@ class Router:
             if node.ready:
                 with suppress(EngineError):
                     url = self.fleet.url(node.name) + "/v1/models"
-                    status, body = await self.upstream.get(node.name, url, self.settings.connect_timeout_s)
+                    status, body = await self.upstream.get(node.name, url, MODELS_TIMEOUT_S)
                     return Response(body, status, media_type="application/json")
         raise NoNodeError("no node is ready to say which models there are")
 
@@ -124,19 +126,34 @@ class _TurnEndpoint:
     """Plain ASGI, so that one task owns a turn from its first byte to its last, and its end frees everything."""
 
     router: Router = field(repr=False)
+    path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(send)
         try:
             request = Request(scope, receive)
-            admitted = await admit(request, self.router.policy, self.router.settings.max_body_bytes)
+            admitted = await admit(request, self.path, self.router.policy, self.router.settings.max_body_bytes)
             await _unless_gone(receive, self.router.dispatcher.serve(admitted, reply))
         except ClientDisconnect:
             log.debug("a client left")
         except KvflowError as e:
-            if reply.started:
-                raise
-            await reply.error(e)
+            await _end(reply, e)
+        except Exception:
+            log.exception("unexpected error")
+            await _end(reply, _fault())
+
+
+async def _end(reply: Reply, error: KvflowError) -> None:
+    if not reply.started:
+        await reply.error(error)
+        return
+    await reply.send(error_event(error))
+    await reply.end()
+
+
+def _fault() -> KvflowError:
+    """A fault of ours. The log has the traceback; the client gets one sentence."""
+    return KvflowError("kvflow failed to serve this request")
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[None, None, None]) -> None:
@@ -177,7 +194,5 @@ async def _refused(_: Request, e: Exception) -> Response:
     return Response(error_body(e), e.status, headers, media_type="application/json")
 
 
-async def _broken(_: Request, e: Exception) -> Response:
-    """A fault of ours. The log has the traceback; the client gets one sentence."""
-    log.error("unexpected error", exc_info=e)
-    return Response(error_body(KvflowError("kvflow failed to serve this request")), 500, media_type="application/json")
+async def _broken(_: Request, e: Exception) -> Response:  # noqa: ARG001 - the server logs what is raised again
+    return Response(error_body(_fault()), 500, media_type="application/json")

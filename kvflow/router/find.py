@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from kvflow.errors import RequestError
 
@@ -18,17 +19,16 @@ TEXT_CHUNK = 256
 """Characters of a plain prompt that are hashed together; less than that is not worth keeping."""
 TOKEN_CHUNK = 64
 """The same for prompts that are sent as token ids."""
+MAX_LINKS = 8192
+"""Messages or chunks that are looked at; what follows them is the same conversation."""
 MAX_ID_LENGTH = 256
-
-_ID_HEADERS = ("x-conversation-id", "x-session-id")
-_ID_FIELDS = ("conversation_id", "session_id")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """How to look a conversation up (best match first), and under what to file its next handle."""
+    """How to look a conversation up (best match first), and under what to file its next handle (completest first)."""
 
     lookup: tuple[bytes, ...]
     filing: tuple[bytes, ...]
@@ -44,14 +44,6 @@ class Scope:
     model: str
     cache_salt: str
 
-    def key(self, kind: str, data: bytes) -> bytes:
-        parts = [_bytes(p) for p in (self.tenant, self.model, self.cache_salt, kind)]
-        h = blake2b(digest_size=16)
-        for part in (*parts, data):
-            h.update(len(part).to_bytes(8, "big"))
-            h.update(part)
-        return h.digest()
-
 
 def new_conversation() -> str:
     """A name for a conversation whose client did not give one; sending it back as an id finds the conversation."""
@@ -60,29 +52,39 @@ def new_conversation() -> str:
 
 def find_keys(body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope) -> Keys:
     """Raises `RequestError` for a conversation id that is no id."""
-    if (given := _explicit_id(body, headers)) is not None:
-        key = id_key(given, scope)
-        return Keys((key,), (key,), given)
-    if isinstance(messages := body.get("messages"), list):
-        return _message_keys(messages, scope)
-    return _prompt_keys(body.get("prompt"), scope)
+    given = _explicit_id(body, headers)
+    root = _root(scope, given or "")
+    found = _content_keys(body, root)
+    if given is None:
+        return found
+    # Where one id is used for several conversations, such as that of a whole session, the messages tell them apart.
+    last = id_key(given, scope)
+    return Keys((*found.lookup, last), (*found.filing, last), given)
 
 
 def id_key(conversation: str, scope: Scope) -> bytes:
-    return scope.key("id", conversation.encode())
+    return _link(_root(scope, conversation), b"id")
+
+
+def _content_keys(body: Mapping[str, Any], root: bytes) -> Keys:
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        return _message_keys(messages, root) if all(isinstance(m, Mapping) for m in messages) else Keys((), ())
+    return _prompt_keys(body.get("prompt"), root)
 
 
 def _explicit_id(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    for name in _ID_FIELDS:
-        if (value := body.get(name)) is not None:
-            return _checked(value, name)
+    """Ids that are kvflow's own to define are checked; those that others define are taken as they are."""
     metadata = body.get("metadata")
+    if (value := body.get("conversation_id")) is not None:
+        return _checked(value, "conversation_id")
+    if isinstance(session := body.get("session_id"), str) and session:
+        return session
     if isinstance(metadata, Mapping) and (value := metadata.get("conversation_id")) is not None:
         return _checked(value, "metadata.conversation_id")
-    for name in _ID_HEADERS:
-        if (value := headers.get(name)) is not None:
-            return _checked(value, name)
-    return None
+    if (value := headers.get("x-conversation-id")) is not None:
+        return _checked(unquote(_decoded(value)), "x-conversation-id")
+    return _decoded(headers.get("x-session-id", "")) or None
 
 
 def _checked(value: object, name: str) -> str:
@@ -91,56 +93,68 @@ def _checked(value: object, name: str) -> str:
     raise RequestError(f"{name} must be a string of 1 to {MAX_ID_LENGTH} printable characters", param=name)
 
 
-def _message_keys(messages: Sequence[Any], scope: Scope) -> Keys:
+def _decoded(header: str) -> str:
+    """ASGI servers read headers as Latin-1; most clients that send more than ASCII send UTF-8."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeError:
+        return header
+
+
+def _message_keys(messages: Sequence[Mapping[str, Any]], root: bytes) -> Keys:
     """Every prefix can find a conversation; it is filed under those at which a request of it ended."""
     chain: list[bytes] = []
     ends: list[int] = []
-    for i, message in enumerate(messages):
-        if _role(message) == "assistant":
+    for i, message in enumerate(messages[:MAX_LINKS]):
+        if message.get("role") == "assistant":
             continue
-        chain.append(_canonical(message))
-        if i + 1 == len(messages) or _role(messages[i + 1]) == "assistant":
+        chain.append(json.dumps(message, sort_keys=True, separators=(",", ":")).encode())
+        if i + 1 == len(messages) or messages[i + 1].get("role") == "assistant":
             ends.append(len(chain) - 1)
-    keys = list(_chained(chain, "chat", scope))
+    keys = list(_chained(chain, root))
     return Keys(tuple(reversed(keys)), tuple(keys[end] for end in _spread(ends)))
 
 
-def _prompt_keys(prompt: object, scope: Scope) -> Keys:
-    """The same over chunks of text, filed no lower than half of it: a shared preamble is no conversation."""
+def _prompt_keys(prompt: object, root: bytes) -> Keys:
+    """The same over chunks of text."""
     if isinstance(prompt, str):
-        chunks = [_bytes(prompt[i : i + TEXT_CHUNK]) for i in range(0, len(prompt) - TEXT_CHUNK + 1, TEXT_CHUNK)]
-    elif isinstance(prompt, list) and prompt and all(isinstance(t, int) for t in prompt):
-        ids = range(0, len(prompt) - TOKEN_CHUNK + 1, TOKEN_CHUNK)
-        chunks = [repr(prompt[i : i + TOKEN_CHUNK]).encode() for i in ids]
+        starts = range(0, len(prompt) - TEXT_CHUNK + 1, TEXT_CHUNK)[:MAX_LINKS]
+        chunks = [_bytes(prompt[i : i + TEXT_CHUNK]) for i in starts]
+    elif isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+        starts = range(0, len(prompt) - TOKEN_CHUNK + 1, TOKEN_CHUNK)[:MAX_LINKS]
+        chunks = [repr(prompt[i : i + TOKEN_CHUNK]).encode() for i in starts]
     else:
         return Keys((), ())
-    keys = list(_chained(chunks, "text", scope))
-    return Keys(tuple(reversed(keys)), tuple(_spread(keys[len(keys) // 2 :])))
-
-
-def _chained(parts: Iterable[bytes], kind: str, scope: Scope) -> Iterator[bytes]:
-    link = b""
-    for part in parts:
-        link = scope.key(kind, link + part)
-        yield link
+    keys = list(_chained(chunks, root))
+    return Keys(tuple(reversed(keys)), tuple(_spread(keys)))
 
 
 def _spread(items: Sequence[T]) -> Iterator[T]:
-    """The last item, then those 1, 2, 4, 8 … before it: few keys, and an edit anywhere still finds a near one."""
+    """The last item, then those 1, 2, 4, 8 … before it, down to the middle.
+
+    Few keys, and an edit in the later half still finds a near one. What lies before the middle is left out because many
+    conversations begin alike, and a short one should not take the handle of a long one.
+    """
     step = 0
-    while step < len(items):
+    while step <= len(items) // 2 and step < len(items):
         yield items[-1 - step]
         step = step * 2 or 1
+
+
+def _root(scope: Scope, conversation: str) -> bytes:
+    return _link(b"", json.dumps([scope.tenant, scope.model, scope.cache_salt, conversation]).encode())
+
+
+def _chained(parts: Iterable[bytes], link: bytes) -> Iterator[bytes]:
+    for part in parts:
+        link = _link(link, part)
+        yield link
+
+
+def _link(before: bytes, data: bytes) -> bytes:
+    return blake2b(data, digest_size=16, key=before).digest()
 
 
 def _bytes(text: str) -> bytes:
     """JSON can carry half a surrogate pair, which strict UTF-8 cannot."""
     return text.encode(errors="surrogatepass")
-
-
-def _role(message: object) -> object:
-    return message.get("role") if isinstance(message, Mapping) else None
-
-
-def _canonical(message: object) -> bytes:
-    return json.dumps(message, sort_keys=True, separators=(",", ":")).encode()

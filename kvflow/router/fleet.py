@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from kvflow.connector.wire import NODE_PATH, NodeReport, blocks_from_wire
+from kvflow.connector.wire import NODE_PATH, VERSION, NodeReport
 from kvflow.errors import WireError
 from kvflow.nodes.base import NodeSpec
 from kvflow.router.upstream import EngineError, Upstream
-from kvflow.types import NodeState, Role, View
+from kvflow.types import Blocks, NodeState, Role, View
 
 log = logging.getLogger("kvflow.router")
 
@@ -87,19 +87,15 @@ class Fleet:
 
     def failed(self, name: str, *, reached: bool) -> None:
         """A leg broke. A node that could not be reached is out of the pools until a probe gets through."""
-        state = self._members[name].state
-        self._set(name, replace(state, failures=state.failures + 1, ready=state.ready and reached))
         if not reached:
             self._members[name].why = "cannot be reached"
+        state = self._members[name].state
+        self._set(name, replace(state, failures=state.failures + 1, ready=state.ready and reached))
 
-    def report_blocks(self, name: str, blocks: object) -> None:
+    def report_blocks(self, name: str, blocks: Blocks | None) -> None:
         """What an engine said about its block pool beside a leg's answer."""
-        if isinstance(blocks, dict):
-            try:
-                parsed = blocks_from_wire(blocks)
-            except (KeyError, TypeError):
-                return
-            self._set(name, replace(self._members[name].state, blocks=parsed))
+        if blocks is not None:
+            self._set(name, replace(self._members[name].state, blocks=blocks))
 
     async def watch(self, interval_s: float) -> None:
         """Probe every node for ever, each on its own."""
@@ -121,6 +117,10 @@ class Fleet:
             self._unready(member, e.what)
         except WireError as e:
             self._unready(member, str(e))
+        except Exception:
+            # One node's nonsense must not end the watch over the others.
+            log.exception("%s was probed in vain", name)
+            self._unready(member, "gave an answer that nobody understands")
         else:
             self._answered(member, report)
 
@@ -128,13 +128,9 @@ class Fleet:
         """None for a stock engine that is healthy."""
         status, body = await self._upstream.get(spec.name, spec.url + NODE_PATH, PROBE_TIMEOUT_S)
         if status == 200:
-            try:
-                report = NodeReport.from_wire(json.loads(body))
-            except ValueError:
-                raise WireError("answered a probe with something else than JSON") from None
-            if report.role != spec.role:
-                raise WireError(f"is a {report.role} engine but is configured as a {spec.role} node")
-            return report
+            return _parse(body, spec)
+        if status not in (404, 405):
+            raise WireError(f"answered a probe with {status}")
         status, _ = await self._upstream.get(spec.name, spec.url + "/health", PROBE_TIMEOUT_S)
         if status != 200:
             raise WireError(f"answered its health check with {status}")
@@ -155,7 +151,7 @@ class Fleet:
         old = member.state.epoch
         member.state = replace(member.state, blocks=None, failures=0)
         if old:
-            log.warning("%s restarted; what it kept is gone", member.spec.name)
+            log.warning("the engine behind %s is no longer the same; what it kept is gone", member.spec.name)
             self._on_epoch_end(old)
 
     def gone(self, name: str) -> None:
@@ -172,3 +168,15 @@ class Fleet:
         if turned:
             log.info("%s is %s", name, "ready" if state.ready else f"not ready: it {member.why}")
             (member.up.set if state.ready else member.up.clear)()
+
+
+def _parse(body: bytes, spec: NodeSpec) -> NodeReport:
+    try:
+        report = NodeReport.from_wire(json.loads(body))
+    except (ValueError, RecursionError):
+        raise WireError("answered a probe with something else than JSON") from None
+    if report.role != spec.role:
+        raise WireError(f"is a {report.role} engine but is configured as a {spec.role} node")
+    if report.version != VERSION:
+        raise WireError(f"speaks version {report.version} of kvflow's protocol, and this router version {VERSION}")
+    return report

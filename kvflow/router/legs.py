@@ -7,7 +7,7 @@ from kvflow.connector.wire import KEY, DecodeOrder, PrefillOrder
 from kvflow.types import Handle, Plan
 
 OURS = ("kv_transfer_params", "ec_transfer_params", "conversation_id", KEY)
-"""Fields that only the router may set, or that only the router reads; never passed on from a client."""
+"""Fields that only the router may set, or that nobody but the router knows; never passed on from a client."""
 
 _ANSWER_FIELDS = frozenset(
     {

@@ -1,70 +1,55 @@
-"""A streamed answer on its way through the router: bytes pass as they come, kvflow's own event stays here."""
+"""A streamed answer on its way through the router: whole events pass as they come, kvflow's own stays here."""
 
 import json
 import logging
+import re
 from typing import Any
-
-from kvflow.connector.wire import EVENT_PREFIX
 
 log = logging.getLogger("kvflow.router")
 
-_END = b"\n\n"
+_OURS = re.compile(rb"(?:\A|(?<=\n))event: kvflow\r?\ndata: ?([^\r\n]*)\r?\n\r?\n")
+_BEGINS_OURS = b"event: kvflow"
+_ENDS = (b"\n\n", b"\r\n\r\n")
+MAX_EVENT_BYTES = 16 * 2**20
+"""Longer ones are passed on in pieces; none of kvflow's is so long."""
 
 
 class EventFilter:
     """Takes the `kvflow` event out of a stream of server-sent events, wherever the network cut it.
 
-    Engines escape line breaks inside their events, so no generated text can imitate the beginning of one.
+    Only whole events leave, so that a stream that breaks can still be ended with an event that says so. Engines escape
+    line breaks inside their events, so no generated text can imitate the beginning of ours.
     """
 
     def __init__(self) -> None:
         self.params: dict[str, Any] | None = None
-        """`kv_transfer_params` of the event, once it is complete."""
-        self._held = b""
-        self._line_start = True
+        """`kv_transfer_params` of the event, once it has come."""
+        self._held = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
         """Take bytes from the engine, return those for the client."""
-        data, self._held = self._held + chunk, b""
-        start = self._find(data)
-        if start < 0:
-            keep = self._partial(data)
-            return self._pass(data[: len(data) - keep], data[len(data) - keep :])
-        end = data.find(_END, start)
-        if end < 0:
-            return self._pass(data[:start], data[start:])
-        self.params = _parse(data[start + len(EVENT_PREFIX) : end])
-        return self._pass(data[:start] + data[end + len(_END) :], b"")
+        searched = max(0, len(self._held) - 3)
+        self._held += chunk
+        end = max(self._held.rfind(e, searched) + len(e) if e in self._held[searched:] else 0 for e in _ENDS)
+        if not end and len(self._held) > MAX_EVENT_BYTES:
+            end = len(self._held)
+        out = bytes(self._held[:end])
+        del self._held[:end]
+        return _OURS.sub(self._take, out) if _BEGINS_OURS in out else out
 
     def rest(self) -> bytes:
-        """What is still owed to the client when the engine has ended its stream."""
-        return b"" if self._held.startswith(EVENT_PREFIX) else self._held
+        """What is still owed to the client when the engine has ended its stream without a blank line."""
+        return b"" if self._held.startswith(_BEGINS_OURS) else bytes(self._held)
 
-    def _pass(self, out: bytes, held: bytes) -> bytes:
-        self._held = held
-        if out:
-            self._line_start = out.endswith(b"\n")
-        return out
-
-    def _find(self, data: bytes) -> int:
-        if self._line_start and data.startswith(EVENT_PREFIX):
-            return 0
-        at = data.find(b"\n" + EVENT_PREFIX)
-        return at + 1 if at >= 0 else -1
-
-    def _partial(self, data: bytes) -> int:
-        """Bytes at the end of `data` that may be the beginning of the event."""
-        for n in range(min(len(EVENT_PREFIX) - 1, len(data)), 0, -1):
-            starts_line = data[-n - 1 : -n] == b"\n" if len(data) > n else self._line_start
-            if starts_line and EVENT_PREFIX.startswith(data[-n:]):
-                return n
-        return 0
+    def _take(self, found: re.Match[bytes]) -> bytes:
+        self.params = _parse(found[1]) or self.params
+        return b""
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        params = json.loads(line.removeprefix(b"data:"))["kv_transfer_params"]
-    except (ValueError, KeyError, TypeError):
+        params = json.loads(line)["kv_transfer_params"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         log.warning("an engine sent a broken event; the turn is not kept")
         return None
     return params if isinstance(params, dict) else None

@@ -1,8 +1,8 @@
 """HTTP from the router to the engines. Whatever goes wrong there becomes an `EngineError` that names the node only."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
 import aiohttp
@@ -47,39 +47,40 @@ class Answer:
                 yield chunk
 
 
-class _translated:
+@contextmanager
+def _translated(node: str) -> Iterator[None]:
     """Turns a failure of the HTTP client into an `EngineError` without addresses in it."""
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            raise EngineError(self._node, "cannot be reached", reached=False) from None
-        if isinstance(error, TimeoutError):
-            raise EngineError(self._node, "did not answer in time", reached=True) from None
-        if isinstance(error, aiohttp.ClientError | OSError):
-            raise EngineError(self._node, "broke off the connection", reached=True) from None
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
+        raise EngineError(node, "cannot be reached", reached=False) from None
+    except TimeoutError:
+        raise EngineError(node, "did not answer in time", reached=True) from None
+    except (aiohttp.ClientError, OSError):
+        raise EngineError(node, "broke off the connection", reached=True) from None
 
 
 class Upstream:
     """A connection pool to all engines. Use as an asynchronous context manager, inside the loop that serves.
 
-    `connect_timeout_s` bounds getting a connection, `silence_timeout_s` the time without a byte from an engine.
+    `connect_timeout_s` bounds getting a connection, `silence_timeout_s` the time without a byte from an engine, except
+    where an answer is awaited as a whole.
     """
 
     def __init__(self, *, connect_timeout_s: float, silence_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         # Engines close idle connections after 5 s by default; reusing one later would fail a turn for nothing.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
-        headers = {"accept-encoding": "identity"}
-        self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector, headers=headers)
+        self._session = aiohttp.ClientSession(
+            timeout=self._timeout,
+            connector=connector,
+            headers={"accept-encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),  # what one engine sets for one client is no business of another
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -89,14 +90,22 @@ class Upstream:
 
     @asynccontextmanager
     async def post(
-        self, node: str, url: str, body: Mapping[str, Any], headers: Mapping[str, str]
+        self, node: str, url: str, body: Mapping[str, Any], headers: Mapping[str, str], *, patient: bool = False
     ) -> AsyncIterator[Answer]:
-        """Send JSON. Leaving before the answer is read to its end closes the connection, and the engine aborts."""
+        """Send JSON. Leaving before the answer is read to its end closes the connection, and the engine aborts.
+
+        `patient` is for answers that come as a whole, when they are complete: silence then means nothing.
+        """
         assert self._session is not None
         data = json.dumps(body, separators=(",", ":")).encode()
-        request = self._session.post(url, data=data, headers={**headers, "content-type": "application/json"})
+        sent = {**headers, "content-type": "application/json"}
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s)
+        timeout = patience if patient else self._timeout
         with _translated(node):
-            response = await request
+            response = await self._session.post(url, data=data, headers=sent, timeout=timeout, allow_redirects=False)
+            if 300 <= response.status < 400:
+                response.close()
+                raise EngineError(node, "wants to send the request somewhere else", reached=True)
         try:
             yield Answer(node, response)
         finally:
@@ -109,5 +118,5 @@ class Upstream:
         assert self._session is not None
         with _translated(node):
             timeout = aiohttp.ClientTimeout(total=timeout_s)
-            async with self._session.get(url, timeout=timeout) as response:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
                 return response.status, await response.read()

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from kvflow.nodes.simulated import Settings, Speed
+from kvflow.router import Settings as RouterSettings
 from kvflow.types import Role
 from tests.cluster import BLOCK, Cluster, cluster, say, text, until
 
@@ -41,12 +42,48 @@ async def test_a_turn_that_loses_its_decode_node_after_a_pull_is_done_again_cold
         assert second.headers["x-kvflow-decode"] != held_by
 
 
-async def test_an_engine_that_fails_twice_gives_its_own_answer() -> None:
+async def test_an_engine_that_fails_twice_is_an_error_with_its_status_and_none_of_its_words() -> None:
     async with cluster() as c:
         c.nodes["prefill-0"].faults.errors = 2
         reply = await c.chat(ASKED)
-        assert (reply.status, reply.json["error"]["type"]) == (500, "InternalServerError")
+        assert reply.status == 500
+        message = "prefill-0 failed with status 500"
+        assert reply.json["error"] == {"message": message, "type": "InternalServerError", "param": None, "code": 500}
         assert (await c.chat(ASKED)).status == 200
+
+
+@pytest.mark.parametrize("wrong", [{"min_tokens": "x"}, {"max_tokens": "abc"}, {"stream_options": 5}])
+async def test_a_request_that_only_the_decode_leg_refuses_leaves_no_prompt_with_the_prefill_node(wrong: Any) -> None:
+    async with cluster() as c:
+        for _ in range(5):
+            assert (await c.chat(ASKED, **wrong)).status == 400
+        await until(lambda: c.nodes["prefill-0"].engine.occupancy().leased == 0)
+        c.check()
+
+
+async def test_a_client_that_leaves_between_the_legs_leaves_no_prompt_with_the_prefill_node() -> None:
+    async with cluster() as c:
+        c.nodes["decode-0"].faults.flowing.clear()
+        asking = asyncio.create_task(c.chat(ASKED))
+        await until(lambda: len(c.nodes["decode-0"].app.received) == 1)
+        assert c.nodes["prefill-0"].engine.occupancy().leased == 1
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: c.nodes["prefill-0"].engine.occupancy().leased == 0)
+        c.check()
+
+
+async def test_a_handle_that_no_engine_heard_of_is_there_for_the_next_try() -> None:
+    async with cluster() as c:
+        first = await c.chat(ASKED)
+        await c.nodes["prefill-0"].stop()
+        await c.probe()
+        assert (await c.chat(go_on(first.text))).status == 503
+        await c.nodes["prefill-0"].start()
+        await c.probe()
+        too_long = [*go_on(first.text), {"role": "user", "content": text(9000)}]
+        assert (await c.chat(too_long)).status == 400
+        assert (await c.chat(go_on(first.text))).path == "pull"
 
 
 @pytest.mark.parametrize("node", ["prefill-0", "decode-0"])
@@ -130,14 +167,18 @@ async def test_a_lost_handle_is_a_cold_turn() -> None:
         assert (second.path, second.reason) == ("cold", "no-handle")
 
 
-async def test_a_silent_engine_is_given_up() -> None:
-    from kvflow.router import Settings as RouterSettings
-
+async def test_a_silent_engine_is_given_up_unless_its_answer_comes_as_a_whole() -> None:
     quick = RouterSettings(probe_interval_s=3600, silence_timeout_s=0.3)
     async with cluster(router_settings=quick) as c:
         c.nodes["decode-0"].faults.flowing.clear()
-        reply = await c.chat(ASKED)
+        reply = await c.chat(ASKED, stream=True)
         assert (reply.status, reply.json["error"]["message"]) == (502, "decode-0 did not answer in time")
+        asking = asyncio.create_task(c.chat(ASKED))
+        await until(lambda: len(c.nodes["decode-0"].app.received) == 3)
+        done, _ = await asyncio.wait({asking}, timeout=1)
+        assert not done
+        c.nodes["decode-0"].faults.flowing.set()
+        assert (await asking).status == 200
 
 
 def slow(role: Role) -> Settings:

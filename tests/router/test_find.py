@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kvflow.errors import RequestError
-from kvflow.router.find import TEXT_CHUNK, Keys, Scope, find_keys, id_key
+from kvflow.router.find import MAX_LINKS, TEXT_CHUNK, Keys, Scope, find_keys, id_key
 
 SCOPE = Scope("tenant", "model", "")
 
@@ -39,12 +39,13 @@ def test_the_longest_match_comes_first() -> None:
 @pytest.mark.parametrize(
     "later",
     [
-        chat("a", "b", "c", system="s"),
-        chat("a", "b", "other", system="s"),
+        chat("a", "b", "c", "d", "e", system="s"),
+        chat("a", "b", "c", "d", "other", system="s"),
         chat("a", "rewritten", "c", "x", "y", system="s"),
         chat("a", "b", "c", "d", "changed", "f", "g", system="s"),
+        chat("a", "b", "c", system="s"),
     ],
-    ids=["regenerated", "branched", "answer-rewritten", "branched-later"],
+    ids=["regenerated", "branched", "answer-rewritten", "branched-later", "truncated"],
 )
 def test_rewritten_histories_still_find_it(later: dict[str, Any]) -> None:
     assert finds(keys(later), keys(chat("a", "b", "c", "d", "e", system="s")))
@@ -71,6 +72,17 @@ def test_long_conversations_are_filed_under_few_keys() -> None:
     assert finds(keys(chat(*texts[:1501])), found)
 
 
+def test_a_short_chat_does_not_take_the_handle_of_a_long_one_that_began_alike() -> None:
+    assert not finds(keys(chat("hi")), keys(chat("hi", "hello", "tell me a story", "once", "go on")))
+
+
+def test_the_cost_is_bounded_whatever_is_sent() -> None:
+    assert keys({"messages": [0] * 500_000}) == Keys((), ())
+    assert len(keys({"messages": [{"role": "user", "content": "x"}] * 100_000}).lookup) == MAX_LINKS
+    assert len(keys({"prompt": "x" * 10_000_000}).lookup) == MAX_LINKS
+    assert len(keys({"prompt": [1] * 10_000_000}).lookup) == MAX_LINKS
+
+
 @pytest.mark.parametrize("kind", [str, list])
 def test_plain_prompts_grow(kind: type) -> None:
     text = "".join(chr(97 + i % 26) for i in range(TEXT_CHUNK * 10))
@@ -86,9 +98,14 @@ def test_prompts_without_a_key(prompt: object) -> None:
     assert keys({"prompt": prompt}) == Keys((), ())
 
 
-@pytest.mark.parametrize("messages", [[], [None], ["x"], [{"role": "user", "content": "\ud800"}], [{}]])
+@pytest.mark.parametrize("messages", [[], [None], ["x"], [{"role": "user", "content": "a"}, 5]])
 def test_odd_messages_are_left_to_the_engine_to_refuse(messages: list[Any]) -> None:
-    keys({"messages": messages})
+    assert keys({"messages": messages}) == Keys((), ())
+
+
+def test_half_a_surrogate_pair_is_text_like_any_other() -> None:
+    assert len(keys({"messages": [{"role": "user", "content": "\ud800"}]}).lookup) == 1
+    assert len(keys({"prompt": "\ud800" * TEXT_CHUNK}).lookup) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,9 +118,37 @@ def test_odd_messages_are_left_to_the_engine_to_refuse(messages: list[Any]) -> N
         ({}, {"x-session-id": "mine"}),
     ],
 )
-def test_an_explicit_id_is_the_only_key(body: dict[str, Any], headers: dict[str, str]) -> None:
+def test_an_explicit_id_finds_its_conversation_whatever_the_messages_are(
+    body: dict[str, Any], headers: dict[str, str]
+) -> None:
     found = keys({**body, **chat("a", "b", "c")}, headers)
-    assert found == Keys((id_key("mine", SCOPE),), (id_key("mine", SCOPE),), "mine")
+    assert found.conversation == "mine"
+    assert id_key("mine", SCOPE) == found.lookup[-1] == found.filing[-1]
+    assert finds(keys({**body, **chat("entirely", "other")}, headers), found)
+    assert not finds(keys(chat("a", "b", "c")), found)
+
+
+def test_conversations_under_one_id_are_told_apart_by_their_messages() -> None:
+    """As where an id names a session or a pod: each finds its own first."""
+    shared = {"x-session-id": "pod-1"}
+    first, other = keys(chat("a"), shared), keys(chat("b"), shared)
+    later = keys(chat("a", "x", "c"), shared)
+    assert first.filing[0] in later.lookup
+    assert later.lookup.index(first.filing[0]) < later.lookup.index(id_key("pod-1", SCOPE))
+    assert other.filing[0] not in later.lookup
+
+
+def test_ids_in_headers_come_in_utf_8_and_percent_encoded() -> None:
+    latin = "会話".encode().decode("latin-1")
+    assert keys(chat("a"), {"x-session-id": latin}).conversation == "会話"
+    assert keys(chat("a"), {"x-conversation-id": "50%25%20%C3%A0"}).conversation == "50% à"
+
+
+@pytest.mark.parametrize("session", ["x" * 5000, "a\nb"])
+def test_session_ids_are_the_clients_to_choose(session: str) -> None:
+    assert keys({"session_id": session}).conversation == session
+    assert keys(chat("a"), {"x-session-id": session}).conversation == session
+    assert keys({"session_id": 7, **chat("a")}).conversation is None
 
 
 @pytest.mark.parametrize("value", ["", "x" * 257, "a\nb", 5, {}, ["x"], "\ud800"])

@@ -31,11 +31,17 @@ async def test_health_ready_and_version() -> None:
     ("raw", "content_type", "status", "says"),
     [
         (b'{"messages": [}', "application/json", 400, "JSON decode error"),
-        (b"", "application/json", 400, "JSON decode error"),
+        (b"", "application/json", 400, "'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'"),
+        (
+            b"null",
+            "application/json",
+            400,
+            "'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'",
+        ),
         (b"[" * 100_000, "application/json", 400, "error parsing the body"),
         (b"\xff\xfe\xff", "application/json", 400, "error parsing the body"),
-        (b"[]", "application/json", 400, "valid dictionary"),
-        (b'"text"', "application/json; charset=utf-8", 400, "valid dictionary"),
+        (b"[]", "application/json", 400, "or object to extract fields from', 'input': '<list of 0 items>'"),
+        (b'"text"', "application/json; charset=utf-8", 400, "to extract fields from', 'input': 'text'"),
         (b"{}", "text/plain", 400, "Only 'application/json' is allowed"),
         (b"{}", "", 400, "Only 'application/json' is allowed"),
         (b'{"messages": "hi"}', "application/json", 400, "list"),
@@ -112,3 +118,11 @@ async def test_before_the_engines_are_up_turns_are_told_to_come_back() -> None:
         await c.probe()
         replies = await asyncio.gather(*(c.chat(say("hello")) for _ in range(5)))
         assert {(r.status, r.headers["retry-after"]) for r in replies} == {(503, "1")}
+
+
+async def test_the_host_header_does_not_choose_what_the_engine_is_asked() -> None:
+    async with cluster() as c:
+        headers = {"host": "x/inference/v1/generate?"}
+        async with c.session.post(c.url + "/v1/chat/completions", json={"messages": say("hi")}, headers=headers):
+            pass
+        assert {r.path for n in c.nodes.values() for r in n.app.received} <= {"/v1/chat/completions"}

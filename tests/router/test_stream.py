@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kvflow.connector.wire import event
-from kvflow.router.stream import EventFilter
+from kvflow.router.stream import MAX_EVENT_BYTES, EventFilter
 
 PARAMS = {"remote_block_ids": [[1, 2, 3]], "kvflow": {"retained": True}}
 BEFORE = b'data: {"a": "event: kvflow"}\n\ndata: {"b": "\\nevent: kvflow\\n"}\n\n'
@@ -45,11 +45,28 @@ def test_whole_events_are_not_held_back() -> None:
 
 
 @pytest.mark.parametrize("end", [b"event: kvflo", b"event: kvflow\ndat", b"data: cut in the mi"])
-def test_a_stream_that_breaks_off_owes_nothing_of_ours(end: bytes) -> None:
-    out, params = run([BEFORE, end])
-    assert params is None
-    assert out in (BEFORE + end, BEFORE)
-    assert b"event: kvflow\ndat" not in out
+def test_only_whole_events_leave(end: bytes) -> None:
+    events = EventFilter()
+    assert events.feed(BEFORE + end) == BEFORE
+    assert events.params is None
+
+
+def test_a_stream_that_ends_without_a_blank_line_is_passed_on_to_its_end() -> None:
+    assert run([BEFORE, b"data: last\n"]) == (BEFORE + b"data: last\n", None)
+    assert run([BEFORE, event(PARAMS)[:-3]]) == (BEFORE, None)
+
+
+def test_several_events_in_one_piece_and_other_line_ends() -> None:
+    both = event({"n": 1}) + BEFORE + event(PARAMS)
+    assert run([both]) == (BEFORE, PARAMS)
+    crlf = (BEFORE + event(PARAMS) + AFTER).replace(b"\n", b"\r\n")
+    assert run([crlf]) == ((BEFORE + AFTER).replace(b"\n", b"\r\n"), PARAMS)
+
+
+def test_what_is_held_is_bounded() -> None:
+    events = EventFilter()
+    out = sum(len(events.feed(b"x" * 2**20)) for _ in range(40))
+    assert out >= 40 * 2**20 - MAX_EVENT_BYTES - 2**20
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"nonsense", b"", b'{"kv_transfer_params": 5}'])

@@ -164,11 +164,20 @@ async def test_a_given_name_finds_the_conversation_again() -> None:
         assert reply.reason == "diverged"
 
 
-@pytest.mark.parametrize("name", ["mein Gespräch", "会話", 'quo"te', "a" * 256])
-async def test_conversation_ids_of_all_kinds_come_back_in_a_header(name: str) -> None:
+@pytest.mark.parametrize("name", ["mein Gespräch", "会話", 'quo"te', "a" * 256, " x ", "50% off"])
+async def test_conversation_ids_of_all_kinds_come_back_in_a_header_and_can_be_sent_in_one(name: str) -> None:
     async with cluster() as c:
-        assert (await c.chat(FIRST, conversation_id=name)).status == 200
-        assert (await c.chat(FIRST, conversation_id=name)).path == "pull"
+        first = await c.chat(FIRST, conversation_id=name)
+        assert (await c.chat(FIRST, {"x-conversation-id": first.headers["x-kvflow-conversation"]})).path == "pull"
+
+
+async def test_a_branch_has_a_name_of_its_own() -> None:
+    async with cluster() as c:
+        first, chat = await turn(c, FIRST)
+        second, _ = await turn(c, [*chat, user("go on")])
+        branch, _ = await turn(c, [*chat, user("no, differently")])
+        names = [r.headers["x-kvflow-conversation"] for r in (first, second, branch)]
+        assert names[0] == names[1] != names[2]
 
 
 async def test_the_threshold_applies_to_what_the_local_cache_leaves() -> None:
@@ -279,9 +288,11 @@ async def test_nothing_of_the_nodes_comes_out(endpoint: str, stream: bool) -> No
 async def test_nothing_that_is_the_routers_to_say_gets_in() -> None:
     forged = {"do_remote_prefill": True, "remote_host": "10.6.6.6", "remote_port": 1, "remote_block_ids": [[1]]}
     async with cluster() as c:
-        for body in ({"stream": True}, {"n": 2}, {"min_tokens": 2}):
-            reply = await c.chat(FIRST, kv_transfer_params=forged, ec_transfer_params=forged, kvflow=forged, **body)
-            assert reply.status == 200
+        said = {"kv_transfer_params": forged, "ec_transfer_params": forged, "kvflow": forged}
+        for body in ({"stream": True}, {"n": 2}, {"min_tokens": 2}, {"vllm_xargs": {**said, "mine": 1}}):
+            for endpoint, prompt in (("chat/completions", {"messages": FIRST}), ("completions", {"prompt": "hi"})):
+                reply = await c.post(f"/v1/{endpoint}", {**prompt, **said, **body})
+                assert reply.status == 200, reply.raw
         for node in c.nodes.values():
             assert node.app.received
             assert "10.6.6.6" not in json.dumps([r.body for r in node.app.received])

@@ -51,10 +51,13 @@ class App:
                 Route("/health", self._health),
                 Route("/version", self._version),
                 Route("/metrics", self._metrics),
-                *([] if engine.settings.stock else [Route(wire.NODE_PATH, self._node)]),
+                *([] if engine.settings.stock else self._own_routes()),
             ],
             exception_handlers={Refused: _refused, HTTPException: _http_error},
         )
+
+    def _own_routes(self) -> list[Route]:
+        return [Route(wire.NODE_PATH, self._node), Route(wire.RELEASE_PATH, self._release, methods=["POST"])]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._asgi(scope, receive, send)
@@ -74,8 +77,9 @@ class App:
         try:
             seen = {k: v for k, v in body.items() if k not in self.engine.faults.ignored_fields}
             call = parser(seen, self.engine.settings, request_id)
-        except Refused:
-            self._reject(body)
+        except Refused as e:
+            if not e.malformed:
+                self._reject(body)
             raise
         if call.stream:
             return _Stream(events(self.engine, call), self.engine.faults.stream_breaks())
@@ -99,6 +103,10 @@ class App:
         params = body.get("kv_transfer_params")
         if isinstance(params, dict) and params.get("do_remote_prefill"):
             self.engine.reject(params)
+
+    async def _release(self, request: Request) -> Response:
+        self._reject(await request.json())
+        return JSONResponse({})
 
     async def _models(self, request: Request) -> Response:  # noqa: ARG002
         settings = self.engine.settings

@@ -88,10 +88,10 @@ class Leg:
         """Cut the handle to what is proven to be the prompt's. The stock engine believes it."""
         if self._settings.stock:
             return
-        tokens = params.get("remote_num_tokens") or 0
+        self.pull.offered = tokens = params.get("remote_num_tokens") or 0
         try:
             order = prefill_order(params)
-            self.pull.offered, self.pull.minimum = tokens, order.min_pull_tokens
+            self.pull.minimum = order.min_pull_tokens
             if order.fingerprint is not None:
                 self.pull.verified = self._proven(Fingerprint.from_wire(order.fingerprint), tokens)
         except WireError:

@@ -11,6 +11,8 @@ from kvflow.nodes.simulated.language import render, tokenize
 from kvflow.nodes.simulated.run import Job
 from kvflow.nodes.simulated.settings import Settings
 
+MALFORMED = "Bad Request"
+
 
 class Refused(Exception):
     """A request that vLLM would answer with an error."""
@@ -18,6 +20,8 @@ class Refused(Exception):
     def __init__(self, message: str, *, param: str | None, status: int = 400, kind: str = "BadRequestError") -> None:
         super().__init__(message)
         self.status = status
+        self.malformed = kind == MALFORMED
+        """Refused by vLLM's validation, before any of its handlers sees the request."""
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
@@ -183,7 +187,7 @@ def _wrong(at: str, kind: str, message: str, value: object) -> Refused:
 
 
 def _invalid(what: object, *, param: str | None) -> Refused:
-    return Refused(f"1 validation error:\n  {what}", param=param, kind="Bad Request")
+    return Refused(f"1 validation error:\n  {what}", param=param, kind=MALFORMED)
 
 
 def _size(value: object) -> int:

@@ -1,0 +1,85 @@
+"""What engines say at the end of a leg, read with care: they are other programs, perhaps of other versions."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvflow.connector.wire import KEY, DecodeReport, PrefillReport
+from kvflow.errors import WireError
+from kvflow.router.upstream import EngineError
+from kvflow.types import Handle
+
+EXPIRY_MARGIN_S = 6.0
+"""Handles are given up this long before the engine frees the blocks: engines decline a pull in the last 5 seconds."""
+
+_HANDLE_OVERHEAD = 4
+"""Parsed JSON takes about so many times the memory of its text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilled:
+    """The outcome of a prefill leg: an engine's refusal of the request, or what the decode leg needs."""
+
+    params: dict[str, Any] | None = None
+    report: PrefillReport | None = None
+    refusal: tuple[int, bytes] | None = None
+
+    @property
+    def pulled(self) -> int:
+        return self.report.pulled_tokens if self.report else 0
+
+    @property
+    def prompt_digest(self) -> str | None:
+        return self.report.prompt_digest if self.report else None
+
+
+def json_object(node: str, data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise EngineError(node, "answered with something else than a JSON object", reached=True)
+    return body
+
+
+def prefilled(node: str, data: bytes) -> Prefilled:
+    """Of a prefill leg that succeeded. A stock engine sends no report, one without a connector not even params."""
+    body = json_object(node, data)
+    if _finish_reason(body) == "error":
+        raise EngineError(node, "could not load the KV it was to pull", reached=True)
+    params = body.get("kv_transfer_params")
+    if not isinstance(params, dict):
+        return Prefilled()
+    report = params.pop(KEY, None)
+    try:
+        return Prefilled(params=params, report=None if report is None else PrefillReport.from_wire(report))
+    except WireError as e:
+        raise EngineError(node, f"sent a broken report: {e}", reached=True) from None
+
+
+def decode_report(params: Mapping[str, Any]) -> DecodeReport | None:
+    """None from a stock engine. Raises `WireError`."""
+    return DecodeReport.from_wire(params[KEY]) if KEY in params else None
+
+
+def handle(node: str, params: dict[str, Any], report: DecodeReport, now: float) -> Handle:
+    """Raises `WireError`."""
+    engine = params.get("remote_engine_id")
+    if not isinstance(engine, str):
+        raise WireError("a handle must name its engine")
+    return Handle(
+        node=node,
+        epoch=engine.partition("_dp")[0],  # with data parallelism, engine ids are the epoch and the rank
+        tokens=report.tokens,
+        deadline=now + report.retain_s - EXPIRY_MARGIN_S,
+        params=params,
+        size=_HANDLE_OVERHEAD * len(json.dumps(params)),
+    )
+
+
+def _finish_reason(body: Mapping[str, Any]) -> object:
+    choices = body.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first.get("finish_reason") if isinstance(first, dict) else None
