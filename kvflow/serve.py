@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import sys
@@ -9,38 +10,49 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvflow import embedded
 from kvflow.config.addresses import addresses, base_url
-from kvflow.errors import KvflowError, StartError
+from kvflow.errors import KvflowError, RequestError, StartError
 from kvflow.graph import Graph
 from kvflow.launchers.local import LocalLauncher
 from kvflow.nodes.base import Node
 from kvflow.nodes.engine import EngineNode
 from kvflow.nodes.external import ExternalNode
 from kvflow.router import Router
+from kvflow.router.answer import Reply, error_event
 from kvflow.supervision import Supervisor
 
 log = logging.getLogger("kvflow")
 
-SHUTDOWN_GRACE_S = 10
+SHUTDOWN_GRACE_S = 10.0
 """How long turns under way may go on after a signal."""
+CLOSING_S = 1.0
+"""How long clients have to read the end of an answer that is broken off."""
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 REMINDER_S = 15.0
 """How often it is said what is still awaited."""
 
 
-def run(graph: Graph) -> None:
-    """Serve until a signal comes. Raises `KvflowError` if something could not be started; nothing is left running."""
+def run(graph: Graph, *, grace_s: float = SHUTDOWN_GRACE_S) -> None:
+    """Serve until a signal comes, and then for at most `grace_s` seconds while turns are under way.
+
+    Raises `KvflowError` if something could not be started. Nothing is left running.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    with _listening(graph.router.host, graph.router.port) as listener:
+    with _bound(graph.router.host, graph.router.port) as listener:
         if graph.needs_embedded_model:
             with embedded.Console() as progress:
                 embedded.prepare(progress)
-        asyncio.run(_serve(graph, listener))
+        _listen(listener, graph.router.host, graph.router.port)
+        asyncio.run(_serve(graph, listener, grace_s))
 
 
-async def _serve(graph: Graph, listener: socket.socket) -> None:
+async def _serve(graph: Graph, listener: socket.socket, grace_s: float) -> None:
     failures: list[KvflowError] = []
 
     def fail(error: KvflowError) -> None:
@@ -60,7 +72,7 @@ async def _serve(graph: Graph, listener: socket.socket) -> None:
 
     nodes = _nodes(graph)
     router = Router(graph.specs, graph.policy, graph.settings, around=around)
-    server = _Server(_uvicorn_config(router))
+    server = _Server(router.app, grace_s)
     await server.serve([listener])
     if failures:
         raise failures[0]
@@ -83,19 +95,26 @@ def _nodes(graph: Graph) -> list[Node]:
     return [EngineNode(spec, launcher, ports[spec.name]) for spec in graph.specs]
 
 
-def _uvicorn_config(router: Router) -> uvicorn.Config:
-    return uvicorn.Config(
-        router.app,
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-    )
-
-
 class _Server(uvicorn.Server):
-    """Ends with the exit code of a program that did what it was asked; uvicorn would raise the signal once more."""
+    """Ends by itself when a signal comes, with the exit code of a program that did what it was asked.
+
+    uvicorn would raise the signal once more, and cancel what takes longer than `grace_s` seconds with a traceback each.
+    """
+
+    def __init__(self, app: ASGIApp, grace_s: float) -> None:
+        self._open = _OpenRequests(app)
+        self._grace_s = grace_s
+        too_long = math.ceil(grace_s + CLOSING_S) + 5  # only what ignores that it is broken off lasts so long
+        super().__init__(
+            uvicorn.Config(
+                self._open,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=too_long,
+            )
+        )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,28 +128,120 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self, number: signal.Signals) -> None:
-        """The first signal waits for the turns under way, the second ends them as if their clients had left."""
+        """The first signal waits for the requests under way, the second breaks them off."""
         log.info("%s: stopping%s", number.name, " at once" if self.should_exit else "")
         if self.should_exit:
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+            self._break_off()
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(self._grace_s, self._break_off)
+        await super().shutdown(sockets)
+
+    def _break_off(self) -> None:
+        self._open.break_off()
+        asyncio.get_running_loop().call_later(CLOSING_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class _Answer:
+    """What has been sent of one answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun = self._streamed = self._ended = False
+
+    @property
+    def breakable(self) -> bool:
+        """One that comes as a whole and has begun is there; only its client is slow to take it."""
+        return self._streamed or not self._begun
+
+    async def send(self, message: Message) -> None:
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self._begun = True
+            self._streamed = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+        else:
+            self._ended = not message.get("more_body", False)
+
+    async def break_off(self) -> None:
+        reply = Reply(self._send)
+        error = RequestError("kvflow is stopping", status=503, kind="ServiceUnavailableError", retry_after=1)
+        if not self._begun:
+            await reply.error(error)
+        elif self._streamed and not self._ended:
+            await reply.send(error_event(error))
+            await reply.end()
+
+
+class _OpenRequests:
+    """ASGI middleware that knows what is under way, and can break it off so that clients are told and nodes let go."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._broken_off = False
+        self._open: dict[_Answer, asyncio.Timeout] = {}
+
+    def break_off(self) -> None:
+        """Whatever is under way, and whatever still comes."""
+        self._broken_off = True
+        for answer, limit in self._open.items():
+            if answer.breakable:
+                limit.reschedule(0)
+        self._open.clear()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answer = _Answer(send)
+        if self._broken_off:
+            await answer.break_off()
+            return
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._open[answer] = limit
+                await self._app(scope, receive, answer.send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await answer.break_off()
+        finally:
+            self._open.pop(answer, None)
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind before anything is started, so that a taken port costs nothing."""
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Take the port before anything is done that would be in vain without it. Clients are refused until `_listen`."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with _explained(host, port):
+            # Connections of an earlier run that linger in the kernel are no reason to refuse.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-            listener.listen(2048)
-        except OSError as e:
-            raise StartError(
-                f"cannot listen on {host}:{port}: {(e.strerror or str(e)).lower()}; "
-                "choose another address with router.host and router.port."
-            ) from None
+        # Else whoever sets it too could bind as well, for as long as nobody listens.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         yield listener
+
+
+def _listen(listener: socket.socket, host: str, port: int) -> None:
+    # Connections inherit it, and the next run can bind beside lingering ones only if they have it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _explained(host, port):
+        listener.listen(BACKLOG)
+
+
+@contextmanager
+def _explained(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StartError(
+            f"cannot listen on {host}:{port}: {(e.strerror or str(e)).lower()}; "
+            "choose another address with router.host and router.port."
+        ) from None
 
 
 def _address(listener: socket.socket) -> str:
