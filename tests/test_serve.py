@@ -151,8 +151,9 @@ def test_turns_that_take_too_long_are_broken_off_and_their_clients_told(tmp_path
 
 def test_a_client_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
+    much = ("cluster.simulated.decode_tokens_per_s=0", f"model.name={'m' * 4000}")  # every event names the model
     with (
-        serving(log, "cluster.simulated.decode_tokens_per_s=0", command=("-c", GRACE, "0.5")) as (process, url),
+        serving(log, *much, command=("-c", GRACE, "2")) as (process, url),
         socket.socket() as client,
     ):
         until(lambda: ready(url), WAIT_S, log.read_text)
