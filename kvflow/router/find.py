@@ -57,13 +57,23 @@ def find_keys(body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope)
     found = _content_keys(body, root)
     if given is None:
         return found
-    # Where one id is used for several conversations, such as that of a whole session, the messages tell them apart.
+    # Where one id is used for several conversations, such as that of a whole session, the messages tell them apart,
+    # and one that only begins must not take the handle of another.
     last = id_key(given, scope)
-    return Keys((*found.lookup, last), (*found.filing, last), given)
+    lookup = found.lookup if _begins(body) else (*found.lookup, last)
+    return Keys(lookup, (*found.filing, last), given)
 
 
 def id_key(conversation: str, scope: Scope) -> bytes:
     return _link(_root(scope, conversation), b"id")
+
+
+def _begins(body: Mapping[str, Any]) -> bool:
+    """Whether nobody has answered in this chat yet."""
+    messages = body.get("messages")
+    return isinstance(messages, list) and not any(
+        isinstance(m, Mapping) and m.get("role") == "assistant" for m in messages
+    )
 
 
 def _content_keys(body: Mapping[str, Any], root: bytes) -> Keys:

@@ -125,6 +125,7 @@ def test_an_explicit_id_finds_its_conversation_whatever_the_messages_are(
     assert found.conversation == "mine"
     assert id_key("mine", SCOPE) == found.lookup[-1] == found.filing[-1]
     assert finds(keys({**body, **chat("entirely", "other")}, headers), found)
+    assert not finds(keys({**body, **chat("a new one")}, headers), found)
     assert not finds(keys(chat("a", "b", "c")), found)
 
 

@@ -112,7 +112,7 @@ async def test_no_rewritten_history_gets_a_wrong_token(edit: Any, explicit: bool
 
 async def test_somebody_elses_conversation_id_gives_only_what_is_common() -> None:
     async with cluster() as c:
-        mine = say(text(300), system=text(200, "rule"))
+        mine = say(text(300), "So?", "Go on.", system=text(200, "rule"))
         theirs = say(text(300, "secret"), system=text(200, "rule"))
         first = await c.chat(theirs, conversation_id="theirs")
         stolen = await c.chat(mine, conversation_id="theirs")
@@ -160,8 +160,18 @@ async def test_a_given_name_finds_the_conversation_again() -> None:
     async with cluster() as c:
         first = await c.chat(FIRST)
         name = first.headers["x-kvflow-conversation"]
-        reply = await c.chat([user("unlike anything before"), *FIRST], {"x-conversation-id": name})
+        reply = await c.chat(say("unlike anything", "before", "go on"), {"x-conversation-id": name})
         assert reply.reason == "diverged"
+
+
+async def test_conversations_that_share_an_id_do_not_take_each_others_handles() -> None:
+    async with cluster() as c:
+        chats = [say(text(200, f"topic{i}")) for i in range(2)]
+        for round_ in range(3):
+            for i, asked in enumerate(chats):
+                reply = await c.chat(asked, {"x-session-id": "pod-1"})
+                assert reply.path == ("pull" if round_ else "cold")
+                chats[i] = [*asked, {"role": "assistant", "content": reply.text}, user("go on")]
 
 
 @pytest.mark.parametrize("name", ["mein Gespräch", "会話", 'quo"te', "a" * 256, " x ", "50% off"])
