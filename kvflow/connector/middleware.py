@@ -41,7 +41,7 @@ _FOUND: ContextVar[_Found | None] = ContextVar("kvflow_found", default=None)
 
 
 class HandleMiddleware:
-    """Adds the handle to event streams, ahead of the output that it came with, and answers `GET /kvflow/node`."""
+    """Adds the handle to event streams, ahead of the output that it came with, and answers kvflow's own routes."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -131,7 +131,11 @@ async def _release(client: Any, receive: Receive, send: Send) -> None:
         body += message.get("body", b"")
         if not message.get("more_body"):
             break
-    params = json.loads(body)["kv_transfer_params"]
+    try:
+        params = dict(json.loads(body)["kv_transfer_params"])
+    except (ValueError, TypeError, KeyError):
+        await _answer(send, {"error": "The body must be an object with kv_transfer_params, an object."}, status=400)
+        return
     await client.notify_kv_transfer_request_rejected(f"kvflow-release-{uuid4().hex}", params)
     await _answer(send, {})
 
@@ -140,8 +144,8 @@ def _is_event_stream(headers: Any) -> bool:
     return any(k.lower() == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers)
 
 
-async def _answer(send: Send, body: dict[str, Any]) -> None:
+async def _answer(send: Send, body: dict[str, Any], status: int = 200) -> None:
     data = json.dumps(body).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": data})

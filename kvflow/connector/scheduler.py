@@ -114,6 +114,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def _admit(self, request: Any, params: dict[str, Any], pull: Pull) -> Pull:
         if not has_handle(params):
+            params.pop("remote_block_ids", None)  # half a handle would reach the worker
             return pull
         try:
             pull.offered = int(params.get("remote_num_tokens") or 0)

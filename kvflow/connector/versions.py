@@ -67,6 +67,19 @@ HOOKS = (
     Hook(f"{_CONNECTOR}.bind_gpu_block_pool", ("self", "gpu_block_pool")),
     Hook(f"{_CONNECTOR}.build_prom_metrics", ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues")),
     Hook(
+        f"{_V1}.nixl.pull_worker:NixlPullConnectorWorker._nixl_handshake",
+        (
+            "self",
+            "host",
+            "port",
+            "remote_tp_size",
+            "expected_engine_id",
+            "remote_dcp_size",
+            "remote_pp_size",
+            "notif_agents_only",
+        ),
+    ),
+    Hook(
         f"{_V1}.nixl.pull_worker:NixlPullConnectorWorker.start_load_kv",
         ("self", "metadata"),
         frozenset({"_reqs_to_process", "_reqs_to_send", "reqs_not_processed", "reqs_in_batch", "scheduler_clock"}),

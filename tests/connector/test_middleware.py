@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvflow.connector.middleware import HandleMiddleware, Message, Receive, Scope, Send
-from kvflow.connector.wire import NODE_PATH, NodeReport, event
+from kvflow.connector.wire import NODE_PATH, RELEASE_PATH, NodeReport, event
 
 HANDLE = {"remote_engine_id": "epoch", "kvflow": {"retained": True}}
 
@@ -23,6 +23,7 @@ class Client:
             model_config=SimpleNamespace(max_model_len=4096),
         )
         self.open: set[str] = set()
+        self.released: list[dict[str, Any]] = []
 
     async def generate(self, prompt: str, request_id: str) -> AsyncGenerator[Any, None]:
         self.open.add(request_id)
@@ -34,6 +35,9 @@ class Client:
                 await asyncio.sleep(0)
         finally:
             self.open.discard(request_id)
+
+    async def notify_kv_transfer_request_rejected(self, _request_id: str, params: dict[str, Any]) -> None:
+        self.released.append(params)
 
 
 class Application:
@@ -179,8 +183,35 @@ async def test_an_engine_that_transfers_nothing_has_no_node_report() -> None:
     assert messages[0]["status"] == 404
 
 
+async def test_a_release_reaches_the_engine_however_its_body_is_cut() -> None:
+    server = Server()
+    assert (await _post(server, b'{"kv_transfer_', b'params": {"a": 1}}'))[0]["status"] == 200
+    assert server.client.released == [{"a": 1}]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"kv_transfer_params": 7}', b"\xff"])
+async def test_a_release_of_nothing_is_refused(body: bytes) -> None:
+    server = Server()
+    assert (await _post(server, body))[0]["status"] == 400
+    assert server.client.released == []
+
+
 async def test_what_is_not_http_passes() -> None:
     assert [m async for m in Server().messages(kind="websocket")] == [{"type": "websocket.close"}]
+
+
+async def _post(server: Server, *parts: bytes) -> list[Message]:
+    sent: list[Message] = []
+    left = list(parts)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await server.served({**scope(server.app, path=RELEASE_PATH), "method": "POST"}, receive, send)
+    return sent
 
 
 async def _body(app: HandleMiddleware, request: Scope) -> bytes:

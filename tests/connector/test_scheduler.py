@@ -358,6 +358,13 @@ class TestPulling:
         report = engine.step()["next"][KEY]
         assert report["pulled_tokens"] == 0
 
+    @pytest.mark.parametrize("blocks", [5, "x", {"a": 1}, [1, 2], [[1], None], []])
+    def test_block_lists_that_are_none_do_not_reach_the_worker(self, scheduling: Any, blocks: object) -> None:
+        handle, engine = held(scheduling, ids(40)), scheduling.prefill()
+        engine.add("next", [*ids(40), *[TOKEN] * 5], {**pull(handle), "remote_block_ids": blocks})
+        assert engine.step()["next"][KEY]["pulled_tokens"] == 0
+        assert pulled(engine) == -1
+
     def test_prompt_logprobs_need_every_position_computed(self, scheduling: Any) -> None:
         handle, engine = held(scheduling, ids(40)), scheduling.prefill()
         engine.add(
