@@ -5,7 +5,7 @@ some things must be settled before vLLM is imported: that this process ends when
 connector was written for, and that the import will not break.
 """
 
-import importlib.metadata
+import importlib
 import importlib.util
 import sys
 
@@ -40,9 +40,8 @@ def check_torchvision() -> None:
     try:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError, OSError) as e:
-        torch = importlib.metadata.version("torch")
         raise StartError(
-            f"The installed torchvision does not work with torch {torch} ({e}); "
+            f"The installed torchvision does not work with the installed torch ({e}); "
             "remove it (pip uninstall torchvision), text models do not need it."
         ) from None
 
