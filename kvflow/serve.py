@@ -44,6 +44,7 @@ def run(graph: Graph, *, grace_s: float = SHUTDOWN_GRACE_S) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the server has a handler of its own
     with _bound(graph.router.host, graph.router.port) as listener:
         if graph.needs_embedded_model:
             with embedded.Console() as progress:

@@ -104,7 +104,10 @@ class Supervisor:
             if died.done():
                 raise StartError(died.result())
             if not ready.done():
-                raise StartError(f"{name} was not ready after {self._start_timeout_s:g} s (cluster.start_timeout_s)")
+                why = self._fleet.why(name)
+                raise StartError(
+                    f"{name} was not ready after {self._start_timeout_s:g} s (cluster.start_timeout_s): it {why}"
+                )
             ready.result()
         finally:
             died.cancel()

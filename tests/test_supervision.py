@@ -179,7 +179,7 @@ async def test_a_later_life_that_never_gets_ready_is_ended(caplog: pytest.LogCap
         assert a.stopped == 3
     assert run.pauses == [1.0, 2.0, 4.0]
     assert run.failures == []
-    assert "a was not ready after 0.01 s (cluster.start_timeout_s); it is started again in 2 s" in caplog.text
+    assert "a was not ready after 0.01 s (cluster.start_timeout_s): it has ended; it is started again in 2 s" in caplog.text
 
 
 async def test_only_time_that_a_node_was_ready_makes_up_for_its_failures() -> None:
@@ -204,7 +204,7 @@ async def test_only_time_that_a_node_was_ready_makes_up_for_its_failures() -> No
         (StartError("a cannot start: port taken"), "a cannot start: port taken"),
         (ConfigError("a: no such thing"), "a: no such thing"),
         (OSError("no more processes"), "a could not be kept running: OSError: no more processes"),
-        (False, "a was not ready after 0.01 s (cluster.start_timeout_s)"),
+        (False, "a was not ready after 0.01 s (cluster.start_timeout_s): it has not answered yet"),
     ],
 )
 async def test_a_first_life_must_come_up(life: Exception | bool, said: str) -> None:

@@ -25,6 +25,7 @@ from kvflow.types import NodeState, Path, Plan, Reason, View
 
 log = logging.getLogger("kvflow.router")
 
+DRAIN_S = 2.0
 _SPENT = (Reason.EXPIRED, Reason.NODE_GONE)
 """Why a handle that was not used is of no use later either."""
 
@@ -234,8 +235,11 @@ class Dispatcher:
             log.info("a prompt stays with its prefill node until its lease ends: %s", e)
 
     async def drain(self) -> None:
-        """Wait for the releases that are under way."""
-        await asyncio.gather(*self._releases)
+        """Let the releases that are under way come to their end, but not for long: leases end by themselves."""
+        if self._releases:
+            _, late = await asyncio.wait(self._releases, timeout=DRAIN_S)
+            for task in late:
+                task.cancel()
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work, name="release")

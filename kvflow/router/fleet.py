@@ -27,6 +27,8 @@ class _Member:
     """Why the node is not ready, for people."""
     up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the node is ready."""
+    deaths: int = 0
+    """That the router was told of; what was asked before one says nothing about what comes after it."""
 
 
 class Fleet:
@@ -64,6 +66,10 @@ class Fleet:
             if not any(m.state.ready for m in members):
                 out.append(f"no {role} node is ready: " + "; ".join(f"{m.spec.name} {m.why}" for m in members))
         return out
+
+    def why(self, name: str) -> str:
+        """Why a node is not ready, as a predicate without its subject."""
+        return self._members[name].why
 
     async def ready(self, name: str) -> None:
         """Wait until a node is ready."""
@@ -111,6 +117,7 @@ class Fleet:
     async def probe(self, name: str) -> None:
         """Ask a node who it is; update its state."""
         member = self._members[name]
+        deaths = member.deaths
         try:
             report = await self._ask(member.spec)
         except EngineError as e:
@@ -122,7 +129,8 @@ class Fleet:
             log.exception("%s was probed in vain", name)
             self._unready(member, "gave an answer that nobody understands")
         else:
-            self._answered(member, report)
+            if deaths == member.deaths:
+                self._answered(member, report)
 
     async def _ask(self, spec: NodeSpec) -> NodeReport | None:
         """None for a stock engine that is healthy."""
@@ -157,6 +165,7 @@ class Fleet:
     def gone(self, name: str) -> None:
         """The process behind a node has ended: forget what it held without waiting for a probe."""
         member = self._members[name]
+        member.deaths += 1
         self._end_epoch(member)
         self._unready(member, "has ended")
         member.state = replace(member.state, epoch="")
