@@ -105,6 +105,8 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         params = request.kv_transfer_params or {}
         if pull is None and self._may_be_kept(request, params):
             return self._end_of_turn(request, block_ids, load_failed)
+        if pull is not None and not pull.settled:
+            self._decline(request, params)
         delay, handle = super().request_finished(request, block_ids)
         if pull is not None and handle is not None:
             handle[KEY] = pull.report(self._blocks()).to_wire()
@@ -149,6 +151,11 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not self.is_bidirectional_kv_xfer_enabled or self.use_host_buffer:
             return Reason.ONE_WAY
         return Reason.UNSPLITTABLE if request.skip_reading_prefix_cache else None
+
+    def _decline(self, request: Any, params: dict[str, Any]) -> None:
+        """Tell the decode node of a request that ended before it was scheduled that its pin may end."""
+        if has_handle(params) and self.is_bidirectional_kv_xfer_enabled:
+            self._reqs_need_recv[request.request_id] = (request, [], (), False)
 
     def _load_failed(self, request_id: str) -> None:
         if pull := self._pulls.get(request_id):

@@ -1,245 +1,16 @@
-"""Inside vLLM's own scheduler. The worker's part, and NIXL's, is played by the tests."""
+"""Prefill legs.
 
-import random
-import time
+vLLM's scheduler is the real one; the worker's part, and NIXL's, is played by the tests.
+"""
+
 from typing import Any
 
 import pytest
 
 from kvflow.connector.wire import KEY
+from tests.connector.turns import BLOCK, COLD, FROM_PREFILL, LONGEST, TOKEN, held, ids, keep, pull, pulled
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-BLOCK = 16
-LONGEST = 16
-TOKEN = 7
-DIRECT = {"do_remote_decode": False, "do_remote_prefill": False}
-COLD = {"do_remote_decode": True, "do_remote_prefill": False}
-FROM_PREFILL = {
-    "do_remote_decode": False,
-    "do_remote_prefill": True,
-    "remote_block_ids": [[1, 2, 3]],
-    "remote_engine_id": "prefill",
-    "remote_request_id": "there",
-    "remote_host": "h",
-    "remote_port": 1,
-    "tp_size": 1,
-}
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(50_000) for _ in range(n)]
-
-
-def keep(retain_s: float = 60, share: float = 1.0, **more: Any) -> dict[str, Any]:
-    return {**DIRECT, KEY: {"retain_s": retain_s, "max_pinned_share": share}, **more}
-
-
-def pull(handle: dict[str, Any], minimum: int = 0, **changed: Any) -> dict[str, Any]:
-    """What the router makes of a handle for the next prefill leg."""
-    order = {"min_pull_tokens": minimum, "fingerprint": handle[KEY]["fingerprint"], **changed}
-    return {**handle, **COLD, "remote_block_ids": [list(g) for g in handle["remote_block_ids"]], KEY: order}
-
-
-def held(scheduling: Any, tokens: list[int], answer: int = 5, **more: Any) -> dict[str, Any]:
-    """The handle of a turn on some decode node."""
-    engine = scheduling.decode()
-    engine.add("turn", tokens, keep(), answer=answer, **more)
-    handle: dict[str, Any] = engine.run("turn")
-    return handle
-
-
-def pulled(engine: Any, name: str = "next") -> int:
-    """Blocks that the worker was told to fetch for a request; -1 if it was told nothing of it."""
-    receive = engine.meta.reqs_to_recv.get(name)
-    if receive is None:
-        return -1
-    return len(receive.local_block_ids[0]) if receive.local_block_ids else 0
-
-
-class TestKeeping:
-    def test_a_turn_is_kept_with_all_that_has_been_computed(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), keep(), answer=5)
-        handle = engine.run("turn")
-        report = handle[KEY]
-        assert (report["retained"], report["tokens"], handle["remote_num_tokens"]) == (True, 44, 44)
-        assert len(handle["remote_block_ids"][0]) == 3
-        assert report["blocks"] == {"free": 57, "pinned": 3, "total": 60}
-        assert engine.free == 57
-
-    def test_its_deadline_reaches_the_worker_and_the_handle(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), keep(33))
-        engine.step()
-        assert "turn" in engine.meta.reqs_in_batch  # without it the worker ignores the deadline
-        engine.step()
-        deadline = engine.meta.reqs_to_send["turn"]
-        assert 30 < deadline - time.perf_counter() < 33
-
-    def test_an_engine_with_pins_sleeps(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), keep())
-        engine.run("turn")
-        engine.step()
-        assert (engine.idle, engine.free) == (True, 57)
-
-    def test_a_pull_ends_the_pin(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), keep())
-        engine.run("turn")
-        engine.step(sent=["turn"])
-        assert engine.free == 60
-        engine.step()
-
-    def test_what_expired_in_sleep_is_free_when_a_request_arrives(self, scheduling: Any) -> None:
-        engine = scheduling.decode(blocks=40)
-        for i in range(2):
-            engine.add(f"turn{i}", ids(150, seed=i), keep(0.3))
-            deadline = engine.run(f"turn{i}")["remote_blocks_expiry_time"]
-        engine.step()
-        assert (engine.idle, engine.free) == (True, 20)
-        time.sleep(max(0.0, deadline - time.perf_counter()))
-        for i in range(2):
-            engine.add(f"long{i}", ids(250), None)
-        assert set(engine.step()) == {"long0", "long1"}
-        engine.step(sent=["turn0", "turn1"])  # the worker's own clock follows
-        assert engine.free == 40
-
-    def test_a_pin_expires_though_the_engine_is_busy(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("other", ids(20), None, answer=200)
-        engine.add("turn", ids(40), keep(0.3))
-        deadline = engine.run("turn")["remote_blocks_expiry_time"]
-        assert engine.free == 60 - 3 - 2
-        time.sleep(max(0.0, deadline - time.perf_counter()))
-        engine.step()
-        assert engine.free == 60 - 2
-
-    @pytest.mark.parametrize(
-        "params",
-        [
-            keep(0),
-            keep(share=0),
-            {**DIRECT, KEY: {}},
-            {**DIRECT, KEY: 7},
-            {**DIRECT, KEY: {"retain_s": "60", "max_pinned_share": 1}},
-        ],
-    )
-    def test_what_is_not_to_be_kept_is_freed_at_once_and_struck_from_the_workers_list(
-        self, scheduling: Any, params: dict[str, Any]
-    ) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), params)
-        answer = engine.run("turn")
-        assert set(answer) == {KEY}
-        assert answer[KEY]["refused"] == "policy"
-        assert engine.free == 60
-        engine.step()
-        assert "turn" in engine.meta.reqs_not_processed
-        assert engine.meta.reqs_to_send == {}
-
-    @pytest.mark.parametrize("params", [None, {}, DIRECT])
-    def test_a_request_without_an_order_is_as_on_an_engine_that_transfers_nothing(
-        self, scheduling: Any, params: dict[str, Any] | None
-    ) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), params)
-        assert engine.run("turn") is None
-        assert engine.free == 60
-
-    def test_an_aborted_turn_is_not_kept(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), keep(), answer=50)
-        engine.step()
-        engine.abort("turn")
-        engine.step()
-        assert engine.free == 60
-        assert "turn" in engine.meta.reqs_not_processed
-
-    def test_embeddings_cannot_be_told_apart_and_are_not_kept(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", None, keep())
-        assert engine.run("turn")[KEY]["refused"] == "unhashable"
-        assert engine.free == 60
-
-    def test_there_is_always_room_for_the_longest_request(self, scheduling: Any) -> None:
-        engine = scheduling.decode(blocks=LONGEST + 20)
-        reports = []
-        for i in range(12):
-            engine.add(f"turn{i}", ids(40, seed=i), keep())
-            reports.append(engine.run(f"turn{i}")[KEY])
-        assert [r["retained"] for r in reports] == [True] * 6 + [False] * 6
-        assert reports[-1]["refused"] == "share"
-        engine.add("long", ids(200), None, answer=55)
-        engine.run("long", most=60)
-
-    def test_turns_that_share_blocks_pay_for_them_once(self, scheduling: Any) -> None:
-        engine = scheduling.decode(caching=True)
-        for i in range(3):
-            engine.add(f"turn{i}", [*ids(64), *ids(20, seed=i)], keep())
-            last = engine.run(f"turn{i}")[KEY]
-        assert last["blocks"]["pinned"] == 4 + 3 * 2
-        engine.step(sent=["turn0", "turn2"])
-        assert engine.free == 60 - 6
-        engine.step(sent=["turn1"])
-        assert engine.free == 60
-
-    def test_a_window_that_slid_on_is_not_pinned(self, scheduling: Any) -> None:
-        engine = scheduling.decode(window=32)
-        engine.add("turn", ids(160), keep(), answer=3)
-        report = engine.run("turn")[KEY]
-        assert report["retained"]
-        assert report["blocks"]["pinned"] == 60 - engine.free
-        assert 11 < report["blocks"]["pinned"] < 16
-        engine.step(sent=["turn"])
-        assert engine.free == 60
-
-    def test_an_engine_that_is_not_bidirectional_keeps_nothing(self, scheduling: Any) -> None:
-        engine = scheduling.decode(bidirectional=False)
-        engine.add("turn", ids(40), keep())
-        assert not (engine.run("turn") or {}).get("remote_block_ids")
-        engine.step()
-        assert engine.free == 60
-
-
-class TestAnswering:
-    """The decode leg's own pull from the prefill node."""
-
-    def test_the_prompt_comes_from_the_prefill_node_and_the_turn_is_kept(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), {**FROM_PREFILL, **keep(do_remote_prefill=True)}, answer=2)
-        engine.step()
-        assert pulled(engine, "turn") == 3
-        engine.step(received=["turn"])
-        report = engine.run("turn")[KEY]
-        assert (report["tokens"], report["load_failed"]) == (41, False)
-
-    def test_a_broken_pull_is_reported_and_the_prompt_computed(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), {**FROM_PREFILL, **keep(do_remote_prefill=True)}, answer=2)
-        engine.step()
-        engine.step(failed=["turn"])
-        report = engine.run("turn")[KEY]
-        assert (report["load_failed"], report["tokens"]) == (True, 41)
-
-    def test_another_prompt_than_the_prefill_nodes_is_computed(self, scheduling: Any) -> None:
-        prefill, engine = scheduling.prefill(), scheduling.decode()
-        prefill.add("leg", ids(40), {**COLD, KEY: {}})
-        digest = prefill.run("leg")[KEY]["prompt_digest"]
-        for name, prompt, blocks in (("same", ids(40), 3), ("other", ids(40, seed=1), 0)):
-            order = {"retain_s": 60, "max_pinned_share": 1.0, "prompt_digest": digest}
-            engine.add(name, prompt, {**FROM_PREFILL, KEY: order})
-            engine.step()
-            assert pulled(engine, name) == blocks
-
-    def test_a_turn_that_never_ran_tells_the_prefill_node(self, scheduling: Any) -> None:
-        engine = scheduling.decode()
-        engine.add("turn", ids(40), {**FROM_PREFILL, **keep(do_remote_prefill=True)})
-        engine.abort("turn")
-        engine.step()
-        assert pulled(engine, "turn") == 0
 
 
 class TestPulling:
@@ -437,6 +208,15 @@ class TestTrouble:
         engine.step(failed=["next"])
         assert engine.free == 60
         assert engine.idle
+
+    def test_a_request_that_is_aborted_before_it_ran_ends_the_pin(self, scheduling: Any) -> None:
+        handle, engine = held(scheduling, ids(40)), scheduling.prefill()
+        for name, params in (("kept", pull(handle)), ("cold", {**COLD, KEY: {}})):
+            engine.add(name, [*ids(40), *[TOKEN] * 5], params)
+            engine.abort(name)
+        engine.step()
+        assert (pulled(engine, "kept"), pulled(engine, "cold")) == (0, -1)
+        assert engine.meta.reqs_to_recv["kept"].remote.request_id == handle["remote_request_id"]
 
     def test_nothing_is_remembered_of_requests_that_have_ended(self, scheduling: Any) -> None:
         handle, engine = held(scheduling, ids(40)), scheduling.prefill()
