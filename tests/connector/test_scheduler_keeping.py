@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvflow.connector.wire import KEY
-from tests.connector.turns import COLD, DIRECT, FROM_PREFILL, LONGEST, ids, keep, pull, pulled
+from tests.connector.turns import COLD, DIRECT, FROM_PREFILL, LONGEST, ids, keep, pulled
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
