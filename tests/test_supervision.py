@@ -135,7 +135,7 @@ async def test_a_node_that_dies_is_forgotten_and_started_again(caplog: pytest.Lo
         run.proceed.set()
         await until(lambda: run.ready(a))
         assert (a.started, b.started, b.stopped) == (2, 1, 0)
-    assert "a was killed by SIGKILL; it is started again in 1 s" in caplog.text
+    assert "starting a again in 1 s: a was killed by SIGKILL" in caplog.text
     assert run.failures == []
     assert tracebacks(caplog) == []
 
@@ -149,7 +149,7 @@ async def test_a_later_life_that_cannot_start_is_tried_again(caplog: pytest.LogC
         assert run.pauses == [1.0, 2.0, 4.0]
         assert (run.ready(b), b.started, b.stopped) == (True, 1, 0)
     assert run.failures == []
-    assert "port taken; it is started again in 2 s" in caplog.text
+    assert "starting a again in 2 s: port taken" in caplog.text
     assert tracebacks(caplog) == []
 
 
@@ -165,8 +165,8 @@ async def test_an_error_that_nobody_foresaw_orphans_no_node(caplog: pytest.LogCa
         a.died_error = None
     assert run.failures == []
     assert tracebacks(caplog) == [
-        "a could not be kept running: OSError: no more processes; it is started again in 2 s",
-        "a could not be kept running: RuntimeError: lost it; it is started again in 4 s",
+        "starting a again in 2 s: a could not be kept running: OSError: no more processes",
+        "starting a again in 4 s: a could not be kept running: RuntimeError: lost it",
     ]
 
 
@@ -179,7 +179,7 @@ async def test_a_later_life_that_never_gets_ready_is_ended(caplog: pytest.LogCap
         assert a.stopped == 3
     assert run.pauses == [1.0, 2.0, 4.0]
     assert run.failures == []
-    assert "a was not ready after 0.01 s (cluster.start_timeout_s): it has ended; it is started again in 2 s" in caplog.text
+    assert "starting a again in 2 s: a was not ready after 0.01 s (cluster.start_timeout_s): it has ended" in caplog.text
 
 
 async def test_only_time_that_a_node_was_ready_makes_up_for_its_failures() -> None:
