@@ -87,7 +87,7 @@ def _engine(
     cluster, model, pool = config.cluster, config.model, pool_of(config.cluster, a.role)
     on_cpu, remote = device is Device.cpu, cluster.kind is Kind.remote
     gib = pool.kv_cache_gib or (CPU_KV_CACHE_GIB if on_cpu else None)
-    path, offline = _model(model.path)
+    path, offline = _elsewhere(model.path) if remote else _here(model.path)
     return Engine(
         role=a.role,
         python="python3" if remote else sys.executable,
@@ -114,7 +114,12 @@ def _engine(
     )
 
 
-def _model(path: str) -> tuple[str, bool]:
+def _elsewhere(path: str) -> tuple[str, bool]:
+    """As `_here`, for other hosts: what this machine has on its disk, the embedded model too, they do not have."""
+    return embedded.HUGGING_FACE_ID if path == EMBEDDED else path, False
+
+
+def _here(path: str) -> tuple[str, bool]:
     """What vLLM is given, and whether all of it is on the disk."""
     if path == EMBEDDED:
         return str(embedded.model_dir()), True

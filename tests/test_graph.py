@@ -187,6 +187,20 @@ def test_the_published_deployment() -> None:
         assert spec.command[0] == "python3"
 
 
+def test_other_hosts_are_not_given_what_only_this_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen/Qwen3-32B").mkdir(parents=True)
+    for override, model in (
+        ("model=smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("model=qwen3_32b", "Qwen/Qwen3-32B"),
+        (f"model.path={tmp_path}", str(tmp_path)),
+    ):
+        g = graph("cluster=p5en_efa", override, *CLUSTERS["p5en_efa"])
+        assert {value(s, "model") for s in g.specs} == {model}
+        assert not any("HF_HUB_OFFLINE" in env(s) for s in g.specs)
+        assert not g.needs_embedded_model
+
+
 def test_several_engines_on_one_host_stand_side_by_side() -> None:
     g = graph(
         "cluster=p5en_efa",

@@ -66,7 +66,10 @@ class ModelConfig:
     name: str = MISSING
     """What clients send as `model`."""
     path: str = MISSING
-    """A directory with a Hugging Face model, a Hugging Face id, or `embedded` for the model that comes with kvflow."""
+    """A directory with a Hugging Face model, a Hugging Face id, or `embedded` for the model that comes with kvflow.
+
+    On remote clusters a directory is one of those hosts, and what stands for `embedded` comes from Hugging Face.
+    """
     max_model_len: int = bounded(MISSING, 1)
     """Longest prompt plus answer, in tokens."""
     dtype: Dtype = Dtype.auto

