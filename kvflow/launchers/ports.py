@@ -17,10 +17,11 @@ def check_free(host: str, port: int, *, who: str, key: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as e:
-        raise StartError(_refusal(e, host, port, who, key)) from None
+        raise StartError(refusal(e, host, port, who=who, key=key)) from None
 
 
-def _refusal(error: OSError, host: str, port: int, who: str, key: str) -> str:
+def refusal(error: OSError, host: str, port: int, *, who: str, key: str) -> str:
+    """Why `who` cannot listen on a port that `key` sets, in one sentence."""
     if error.errno == errno.EADDRINUSE:
         return f"{who} cannot start: port {port} on {host} is taken by another process; stop that, or set {key}."
     return f"{who} cannot start: it cannot listen on port {port} of {host} ({key}): {error.strerror}."

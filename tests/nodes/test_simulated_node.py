@@ -91,7 +91,8 @@ async def test_it_stops_while_requests_hang(node: SimulatedNode) -> None:
 async def test_a_taken_port_is_reported(node: SimulatedNode, spec: NodeSpec) -> None:
     await node.start()
     other = SimulatedNode(replace(spec, name="decode-1"), SMALL, Fabric())
-    with pytest.raises(StartError, match=r"^decode-1 cannot listen on 127\.0\.0\.1:\d+: Address already in use\.$"):
+    taken = r"^decode-1 cannot start: port \d+ on 127\.0\.0\.1 is taken .*, or set cluster\.decode\.port\.$"
+    with pytest.raises(StartError, match=taken):
         await other.start()
     with pytest.raises(StartError, match="decode-0 is already running"):
         await node.start()

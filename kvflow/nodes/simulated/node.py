@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from kvflow.errors import ConfigError, StartError
+from kvflow.launchers.ports import refusal
 from kvflow.nodes.base import NodeSpec
 from kvflow.nodes.simulated.app import App
 from kvflow.nodes.simulated.clock import Clock, RealClock
@@ -97,7 +98,8 @@ class SimulatedNode:
                 listener.listen()  # so that whoever connects after `start` waits instead of being refused
         except OSError as e:
             listener.close()
-            raise StartError(f"{self._spec.name} cannot listen on {host}:{port}: {e.strerror}.") from None
+            key = f"cluster.{self._spec.role}.port"
+            raise StartError(refusal(e, host, port, who=self._spec.name, key=key)) from None
         return listener
 
 
