@@ -9,6 +9,7 @@ import pytest
 
 import kvflow
 from kvflow.errors import ConfigError
+from tests.cluster import cluster
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -25,6 +26,15 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 def test_a_plain_checkout_has_a_version_too() -> None:
     assert run("import sys; sys.path.insert(0, '.'); import kvflow; print(kvflow.__version__)", "-S") == "0+unknown"
+
+
+async def test_the_router_of_a_plain_checkout_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    async with cluster() as c:
+        assert (await c.get("/version")).json == {"version": "0+unknown"}
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

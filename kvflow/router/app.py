@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+import kvflow
 from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
@@ -115,7 +115,7 @@ class Router:
         return JSONResponse({"status": "ready"})
 
     async def _version(self, _: Request) -> Response:
-        return JSONResponse({"version": version("kvflow")})
+        return JSONResponse({"version": kvflow.__version__})
 
     async def _metrics_page(self, _: Request) -> Response:
         return Response(self.metrics.render(self.fleet, self.conversations), media_type=CONTENT_TYPE)
