@@ -1,10 +1,11 @@
 """`kvflow <verb> [flags] [overrides]`: the verb is ours, the rest is Hydra's."""
 
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 from kvflow.errors import ConfigError, KvflowError
@@ -47,16 +48,14 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     "-p": (),
     "--run": None,
     "-r": None,
-    "--config-path": (),
-    "-cp": (),
-    "--config-name": (),
-    "-cn": (),
     "--config-dir": (),
     "-cd": (),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
 """Hydra's flags, and the values that each takes: None for none at all, empty for any one."""
+
+CHOSEN_BY_VERB = ("--config-name", "-cn", "--config-path", "-cp")
 
 SWEEPS = ("-m", "--multirun", "hydra.mode")
 COMPLETION = ("--shell-completion", "-sc")
@@ -65,9 +64,18 @@ COMPLETION = ("--shell-completion", "-sc")
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 2 for what was refused, 1 for what failed, 130 where Ctrl-C came before anything ran."""
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        code = _exit_code(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
+    except BrokenPipeError:
+        # The reader has what it wanted (kvflow plan | head); keep the interpreter from complaining at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _exit_code(words: list[str]) -> int:
+    try:
+        return _run(words)
     except KvflowError as e:
         print(f"kvflow: {e}", file=sys.stderr)
         return e.exit_code
@@ -77,10 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvflow: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader has what it wanted (kvflow plan | head); keep the interpreter from complaining at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _run(words: list[str]) -> int:
@@ -147,6 +151,8 @@ def _flags_first(verb: str, words: list[str]) -> list[str]:
         name, equals, value = word.partition("=")
         if name in SWEEPS:
             raise ConfigError(f"{word}: kvflow {verb} takes one configuration at a time and cannot sweep over several.")
+        if name in CHOSEN_BY_VERB:
+            raise ConfigError(f"{name}: the verb chooses the configuration; --config-dir adds options of your own.")
         if not word.startswith("-"):
             overrides.append(word)
         elif name not in FLAGS:
@@ -178,9 +184,20 @@ def _hydra(verb: str, arguments: list[str]) -> "DictConfig | None":
     composed: list[DictConfig] = []
     register()
     application = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(composed.append)
-    with refusing(), _as_command_line(arguments):
+    with _printed_whole(), refusing(), _as_command_line(arguments):
         application()
     return composed[0] if composed else None
+
+
+@contextmanager
+def _printed_whole() -> Iterator[None]:
+    """Hydra logs some of what it prints, and where the reader has gone logging prints tracebacks instead of raising."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            yield
+    finally:
+        print(said.getvalue(), end="")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def show(graph: Graph, form: Format) -> None:
     if form is Format.json:
         print(json.dumps(as_json(graph), indent=2))
     else:
-        write(Console(width=None if sys.stdout.isatty() else _ENDLESS, highlight=False), graph)
+        write(_Console(width=None if sys.stdout.isatty() else _ENDLESS, highlight=False), graph)
 
 
 def write(console: Console, graph: Graph) -> None:
@@ -90,6 +90,13 @@ def command_line(spec: NodeSpec) -> list[str]:
             piece = []
         piece.append(word)
     return [*pieces, shlex.join(piece)]
+
+
+class _Console(Console):
+    """Leaves it to the caller what becomes of a reader that has gone; rich's own ends the process with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 class _Page:

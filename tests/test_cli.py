@@ -117,6 +117,10 @@ def test_the_users_directories_come_before_config_dir(
         ("serve hydra.mode=MULTIRUN", "hydra.mode=MULTIRUN: kvflow serve takes one configuration at a time "),
         ("serve --port 9000", "--port: no such flag; there are --help, "),
         ("serve policy=balancd", "policy=balancd: no such option; policy is one of aggressive, balanced, "),
+        (
+            "plan policy=off,balanced",
+            "policy: one option, please, not off,balanced; kvflow takes one configuration at a time and cannot sweep ",
+        ),
         ("serve polcy=off", "polcy: no such key; "),
         ("serve router.prt=1", "router.prt: no such key; router has host, port, "),
         ("serve router.port=abc", "router.port: 'abc' is not a whole number."),
@@ -133,7 +137,10 @@ def test_the_users_directories_come_before_config_dir(
         ("serve model.path=.", "model.path: . holds no model (there is no config.json in it)."),
         ("serve policy._target_=os.system", "policy._target_: 'os.system' is not allowed; "),
         ("serve --config-dir /nowhere/at/all", "--config-dir: there is no directory /nowhere/at/all."),
-        ("serve --config-name nothing", "nothing: there is no such configuration."),
+        ("plan --config-name serve", "--config-name: the verb chooses the configuration; --config-dir adds "),
+        ("plan -cn=serve", "-cn: the verb chooses the configuration; "),
+        ("serve --config-path /tmp", "--config-path: the verb chooses the configuration; "),
+        ("serve router.port=1 -cp", "-cp: the verb chooses the configuration; "),
         ("plan --config-dir", "--config-dir: give it a value."),
         ("serve -c", "-c: give it one of job, hydra, all."),
         ("plan --cfg none", "--cfg: give it one of job, hydra, all."),
@@ -153,16 +160,21 @@ def test_the_installed_command(tmp_path: Path) -> None:
     )
 
 
-def test_a_reader_that_has_had_enough(tmp_path: Path) -> None:
-    plan = subprocess.Popen(
-        [sys.executable, "-m", "kvflow", "plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
-    )
-    assert plan.stdout
-    assert plan.stderr
-    plan.stdout.close()
-    assert plan.stderr.read() == b""
-    plan.wait()
-    plan.stderr.close()
+@pytest.mark.parametrize("words", ["plan", "plan --info searchpath", "plan -c job", "serve --help"])
+def test_a_reader_that_has_had_enough(tmp_path: Path, words: str) -> None:
+    command = [sys.executable, "-m", "kvflow", *words.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_what_hydra_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "plan", "--info", "searchpath")
+    assert (code, err) == (0, "")
+    assert "Config search path" in out
 
 
 @pytest.mark.parametrize(
