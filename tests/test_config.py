@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from itertools import product
 from pathlib import Path
@@ -151,15 +152,31 @@ def test_configuration_is_found_in_a_plain_checkout(tmp_path: Path) -> None:
     assert _conf_dir_of(tmp_path) == str(tmp_path / "conf")
 
 
-def test_configuration_is_packed_into_the_wheel(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
-        capture_output=True,
-        check=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the source distribution, and the wheel made of it."""
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, capture_output=True, check=True)
+    return folder
+
+
+def test_the_source_distribution_holds_all_that_the_readme_names(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for folder in ("kvflow", "conf", "docs", "examples", "tests"):
+        sources = {str(f.relative_to(ROOT)) for s in ("py", "yaml", "md") for f in (ROOT / folder).rglob(f"*.{s}")}
+        assert sources
+        assert sources <= names
+    assert {"Makefile", "README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "kvflow/py.typed"} <= names
+
+
+def test_configuration_is_packed_into_the_wheel(tmp_path: Path, built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     packed = tmp_path / "site/kvflow/conf"
+    assert (packed.parent / "py.typed").is_file()
     assert _conf_dir_of(tmp_path / "site") == str(packed)
     ours = {f.relative_to(conf_dir()) for f in conf_dir().rglob("*.yaml")}
     assert {f.relative_to(packed) for f in packed.rglob("*.yaml")} == ours
@@ -194,7 +211,29 @@ def test_configuration_is_packed_into_the_wheel(tmp_path: Path) -> None:
             "model.engine_args.seed=1",
             "model.engine_args.seed: not set so far; to add it, write +model.engine_args.seed=",
         ),
-        ("router.port=1,2", "router.port: one value, please, not 1,2;"),
+        ("cluster.env.A=1", "cluster.env.A: not set so far; to add it, write +cluster.env.A=..."),
+        (
+            "cluster.engine_args.port=1",
+            "cluster.engine_args.port: kvflow sets this itself, from cluster.<role>.port.",
+        ),
+        (
+            "cluster.decode.engine_args.port=1",
+            "cluster.decode.engine_args.port: kvflow sets this itself, from cluster.decode.port.",
+        ),
+        (
+            "cluster.engine_args.max-num-seqs=1",
+            "cluster.engine_args.max-num-seqs: write vLLM's arguments in snake_case.",
+        ),
+        (
+            "policy=off,balanced",
+            "policy: one option, please, not off,balanced; kvflow takes one configuration at a time and cannot sweep "
+            "over several.",
+        ),
+        (
+            "router.host=a,b",
+            "router.host: one value, please, not a,b; a list is written router.host=[a,b], a text with commas "
+            "'router.host=\"a,b\"'.",
+        ),
         ("+policy=off", "policy has a choice already; write policy=off."),
         ("+router.port=1", "router.port has a value; write it without +."),
         ("~router.port", "router.port: this key cannot be taken out."),
@@ -205,6 +244,11 @@ def test_configuration_is_packed_into_the_wheel(tmp_path: Path) -> None:
 )
 def test_unknown_names_and_wrong_types(overrides: str, sentence: str) -> None:
     assert refusal(*overrides.split()).startswith(sentence)
+
+
+def test_what_the_refusal_of_commas_suggests_is_accepted() -> None:
+    assert loaded('model.name="a,b"').model.name == "a,b"
+    assert loaded("connector.backends=[a,b]").connector.backends == ["a", "b"]
 
 
 @pytest.mark.parametrize(

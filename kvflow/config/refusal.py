@@ -16,6 +16,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from kvflow.config import engine_args
 from kvflow.errors import ConfigError
 
 
@@ -61,7 +62,7 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> str:
     node = error.parent_node
     known = [str(k) for k in node if k not in ("hydra", "_target_")] if isinstance(node, DictConfig) else []
     if parent and _is_open(parent):
-        return f"{error.full_key}: not set so far; to add it, write +{error.full_key}=..."
+        return _addable(parent, key)
     takes = f"{parent or 'the configuration'} has {', '.join(known) or 'no keys'}"
     return f"{error.full_key}: no such key; {takes}.{_guess(key, known)}"
 
@@ -69,6 +70,11 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> str:
 def _is_open(key: str) -> bool:
     """Whether a key takes entries that no schema knows."""
     return key.rpartition(".")[2] in ("engine_args", "env")
+
+
+def _addable(parent: str, key: str) -> str:
+    why_not = engine_args.problem(parent, key) if parent.endswith("engine_args") else None
+    return why_not or f"{parent}.{key}: not set so far; to add it, write +{parent}.{key}=..."
 
 
 def _missing_value(error: MissingMandatoryValue) -> str:
@@ -94,8 +100,13 @@ def _reworded(message: str) -> str:
     """Hydra's complaints about an override, without the words of its insides."""
     rules = (
         (
+            # Only groups, and keys that take neither lists nor texts, have no dot in their names.
+            r"Ambiguous value for argument '([^=.]*)=(.*?)' 1\. .*",
+            r"\1: one option, please, not \2; kvflow takes one configuration at a time and cannot sweep over several.",
+        ),
+        (
             r"Ambiguous value for argument '([^=]*)=(.*?)' 1\. .*",
-            r"\1: one value, please, not \2; a list is written \1=[\2], a text with commas \1='\"\2\"'.",
+            r"""\1: one value, please, not \2; a list is written \1=[\2], a text with commas '\1="\2"'.""",
         ),
         (
             r"Multiple values for ([^.]*)\. .* '(?:override )?([^:]*): (.*)'",

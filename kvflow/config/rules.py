@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvflow.config import engine_args
 from kvflow.config.addresses import addresses, pool_of
 from kvflow.config.schema import EMBEDDED, ClusterConfig, Config, Kind, Pool
 from kvflow.errors import ConfigError
@@ -14,23 +15,6 @@ from kvflow.types import Role
 
 PLACEHOLDER = ".invalid"
 """The top-level domain that never exists (RFC 6761)."""
-
-_RESERVED = {
-    "model": "model.path",
-    "served_model_name": "model.name",
-    "max_model_len": "model.max_model_len",
-    "dtype": "model.dtype",
-    "host": "cluster.listen",
-    "port": "cluster.<role>.port",
-    "enable_prefix_caching": "cluster.<role>.prefix_caching",
-    "max_num_seqs": "cluster.<role>.max_num_seqs",
-    "num_gpu_blocks_override": "cluster.<role>.kv_blocks",
-    "kv_cache_memory_bytes": "cluster.<role>.kv_cache_gib",
-    "tensor_parallel_size": "cluster.<role>.tensor_parallel_size",
-    "kv_transfer_config": "connector",
-    "middleware": "connector.middleware",
-}
-"""vLLM arguments that kvflow sets itself, and the key that decides them."""
 
 _EXAMPLES = {"hosts": "10.0.0.1", "urls": "http://10.0.0.1:8000"}
 
@@ -157,10 +141,8 @@ def _engine_args(config: Config) -> Iterator[str]:
     }
     for place, args in places.items():
         for name in args:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                yield f"{place}.engine_args.{name}: write vLLM's arguments in snake_case."
-            elif owner := _RESERVED.get(name):
-                yield f"{place}.engine_args.{name}: kvflow sets this itself, from {owner}."
+            if found := engine_args.problem(f"{place}.engine_args", name):
+                yield found
 
 
 def _connector(config: Config) -> Iterator[str]:
