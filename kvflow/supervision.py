@@ -69,7 +69,9 @@ class Supervisor:
                 raise end.why
             while True:
                 pause_s = backoff.after(end.ready_s or 0.0)
-                log.error("starting %s again in %.0f s: %s", node.spec.name, pause_s, end.why, exc_info=end.why.__cause__)
+                log.error(
+                    "starting %s again in %.0f s: %s", node.spec.name, pause_s, end.why, exc_info=end.why.__cause__
+                )
                 await self._sleep(pause_s)
                 end = await self._live(node)
         except Exception as e:

@@ -179,7 +179,9 @@ async def test_a_later_life_that_never_gets_ready_is_ended(caplog: pytest.LogCap
         assert a.stopped == 3
     assert run.pauses == [1.0, 2.0, 4.0]
     assert run.failures == []
-    assert "starting a again in 2 s: a was not ready after 0.01 s (cluster.start_timeout_s): it has ended" in caplog.text
+    assert (
+        "starting a again in 2 s: a was not ready after 0.01 s (cluster.start_timeout_s): it has ended" in caplog.text
+    )
 
 
 async def test_only_time_that_a_node_was_ready_makes_up_for_its_failures() -> None:

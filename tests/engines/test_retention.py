@@ -27,16 +27,6 @@ def test_the_history_is_reused_from_whichever_cache_has_it(caching: Serving) -> 
     assert second.tokens == ask_cold(caching, chat).tokens
 
 
-def test_forty_conversations_in_a_pool_for_twenty_all_get_their_answer(caching: Serving) -> None:
-    """The released engine stops at the 22nd, for as long as it keeps the others."""
-    assert len(caching.tokens(chat_of(0))) > 1800
-    for i in range(40):
-        assert ask(caching, chat_of(i), max_tokens=4).text
-    page = get(f"{caching.url}/metrics")[1].decode()
-    assert 'kvflow_turns_kept_total{outcome="kept"}' in page
-    assert 'kvflow_turns_kept_total{outcome="share"}' in page
-
-
 def test_a_decode_engine_that_dies_is_started_again_and_its_handles_are_dropped(caching: Serving) -> None:
     chat = [{"role": "user", "content": f"Before the crash. {SHARED[:2000]}"}]
     first = ask(caching, chat)
@@ -50,3 +40,13 @@ def test_a_decode_engine_that_dies_is_started_again_and_its_handles_are_dropped(
     second = ask(caching, chat)
     assert (second.path, second.reason) == ("cold", "node-gone")
     assert second.tokens == ask_cold(caching, chat).tokens
+
+
+def test_forty_conversations_in_a_pool_for_twenty_all_get_their_answer(caching: Serving) -> None:
+    """The released engine stops at the 22nd, for as long as it keeps the others."""
+    assert len(caching.tokens(chat_of(0))) > 1800
+    for i in range(40):
+        assert ask(caching, chat_of(i), max_tokens=4).text
+    page = get(f"{caching.url}/metrics")[1].decode()
+    assert 'kvflow_turns_kept_total{outcome="kept"}' in page
+    assert 'kvflow_turns_kept_total{outcome="share"}' in page
