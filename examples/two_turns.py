@@ -1,4 +1,4 @@
-"""Two turns of a long conversation, then the second one again as if nobody knew it. Needs `pip install openai`.
+"""Two turns of a long conversation, then the second one again as if nobody knew it. Needs the `openai` package.
 
     python examples/two_turns.py [http://127.0.0.1:8000/v1]
 
