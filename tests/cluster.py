@@ -20,6 +20,7 @@ from kvflow.policies import Policy
 from kvflow.router import Router
 from kvflow.router import Settings as RouterSettings
 from kvflow.types import Role
+from tests.net import free_ports
 
 BLOCK = 16
 Message = dict[str, Any]
@@ -198,5 +199,4 @@ class _Server(uvicorn.Server):
 
 
 def _free_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return f"http://127.0.0.1:{s.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"

@@ -6,7 +6,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
+from random import SystemRandom
 from typing import Any
+
+_RANDOM = SystemRandom()
 
 
 def post(url: str, body: Any) -> tuple[int, bytes, dict[str, str]]:
@@ -36,8 +40,13 @@ def until(condition: Callable[[], bool], seconds: float, explain: Callable[[], s
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """From below the range that systems take for outgoing connections, so that no such one gets them meanwhile."""
+    found: list[int] = []
+    with ExitStack() as held:
+        while len(found) < count:
+            try:
+                listener = held.enter_context(socket.create_server(("127.0.0.1", _RANDOM.randrange(20_000, 32_000))))
+            except OSError:
+                continue
+            found.append(listener.getsockname()[1])
+    return found

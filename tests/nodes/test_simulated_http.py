@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from kvflow.connector.wire import EVENT_PREFIX, KEY, NODE_PATH, DecodeOrder, Nod
 from kvflow.nodes.base import NodeSpec
 from kvflow.nodes.simulated import Fabric, SimulatedNode
 from kvflow.types import Role
+from tests.net import free_ports
 from tests.nodes.simulation import COLD, DIRECT, SMALL
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -22,12 +22,6 @@ MESSAGES = [{"role": "user", "content": "Tell me a story of some length, please.
 KEEP = {**DIRECT, KEY: DecodeOrder(retain_s=480, max_pinned_share=0.5).to_wire()}
 
 Build = Callable[..., SimulatedNode]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        port: int = s.getsockname()[1]
-        return port
 
 
 @pytest.fixture
@@ -42,7 +36,7 @@ async def start() -> AsyncIterator[Callable[..., Any]]:
     fabric = Fabric()
 
     async def start(role: Role = Role.DECODE, **fields: Any) -> SimulatedNode:
-        spec = NodeSpec(name=f"{role}-{len(nodes)}", role=role, url=f"http://127.0.0.1:{free_port()}")
+        spec = NodeSpec(name=f"{role}-{len(nodes)}", role=role, url=f"http://127.0.0.1:{free_ports(1)[0]}")
         nodes.append(SimulatedNode(spec, replace(SMALL, **fields), fabric))
         await nodes[-1].start()
         return nodes[-1]

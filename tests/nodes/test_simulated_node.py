@@ -1,7 +1,6 @@
 """The life of a simulated node: start, stop, death, another life."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from kvflow.errors import ConfigError, StartError
 from kvflow.nodes.base import Node, NodeSpec
 from kvflow.nodes.simulated import Fabric, ManualClock, SimulatedNode, Speed
 from kvflow.types import Role
+from tests.net import free_ports
 from tests.nodes.simulation import SMALL, settle
 
 QUESTION = {"messages": [{"role": "user", "content": "Tell me a story."}], "stream": True}
@@ -20,8 +20,7 @@ QUESTION = {"messages": [{"role": "user", "content": "Tell me a story."}], "stre
 
 @pytest.fixture
 def spec() -> NodeSpec:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return NodeSpec(name="decode-0", role=Role.DECODE, url=f"http://127.0.0.1:{s.getsockname()[1]}")
+    return NodeSpec(name="decode-0", role=Role.DECODE, url=f"http://127.0.0.1:{free_ports(1)[0]}")
 
 
 @pytest.fixture
