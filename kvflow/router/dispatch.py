@@ -110,7 +110,7 @@ class Dispatcher:
         if attempt.plan.prefill is not None:
             prefilled = await self._prefill(attempt, attempt.plan.prefill)
         if prefilled.refusal is not None:
-            self._put_back(attempt.taken)
+            # The handle is not put back: vLLM can refuse after it has pulled, and a second read would be of other KV.
             status, body = prefilled.refusal
             await reply.whole(status, refusal(status, body))
         else:

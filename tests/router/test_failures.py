@@ -81,9 +81,18 @@ async def test_a_handle_that_no_engine_heard_of_is_there_for_the_next_try() -> N
         assert (await c.chat(go_on(first.text))).status == 503
         await c.nodes["prefill-0"].start()
         await c.probe()
+        assert (await c.chat(go_on(first.text))).path == "pull"
+
+
+async def test_a_handle_that_an_engine_was_sent_is_never_sent_again() -> None:
+    """Even where the engine refused the request: it may have pulled first, and the blocks be somebody else's by now."""
+    async with cluster() as c:
+        first = await c.chat(ASKED)
         too_long = [*go_on(first.text), {"role": "user", "content": text(9000)}]
         assert (await c.chat(too_long)).status == 400
-        assert (await c.chat(go_on(first.text))).path == "pull"
+        second = await c.chat(go_on(first.text))
+        assert (second.path, second.reason) == ("cold", "no-handle")
+        assert second.text == await c.right(go_on(first.text))
 
 
 @pytest.mark.parametrize("node", ["prefill-0", "decode-0"])
