@@ -56,6 +56,8 @@ class Blocks:
     free: int
     pinned: int
     total: int
+    reserve: int = 0
+    """What one request of the full length needs; kept turns never take it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,12 @@ class Handle:
     epoch: str
     tokens: int
     deadline: float
+    pin: str
+    """The engine's name for what it keeps: releasing it frees the blocks."""
+    blocks: int
+    """Blocks that the engine keeps for it."""
+    kept_at: float
+    """When the turn ended, on the clock of `deadline`."""
     params: Mapping[str, Any] = field(repr=False)
     size: int
     """Bytes that keeping this handle costs the router, about."""
@@ -86,6 +94,12 @@ class Turn:
     splittable: bool = True
     """False: the request can only be answered by one node on its own."""
     handle: Handle | None = None
+    new_tokens: int = 0
+    """Of the prompt, those that come after what `handle` covers; estimated like `prompt_tokens`."""
+    bound_to: str | None = None
+    """The decode node that alone can answer, because it holds a response that the request refers to."""
+    max_retain_s: float | None = None
+    """The client's own limit on `Plan.retain_s`; None where it set none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +120,10 @@ class NodeState:
     """Legs that failed in a row."""
     blocks: Blocks | None = None
     """As last reported by the engine; None before the first report."""
+    block_size: int = 0
+    """Tokens in a block; 0 before the engine has said so."""
+    prefix_caching: bool = True
+    """The engine finds what it has computed or kept, on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,17 @@ class Clock:
 
 
 def handle(tokens: int = 1, *, epoch: str = "e", deadline: float = 2000.0, size: int = 0) -> Handle:
-    return Handle(node="decode-0", epoch=epoch, tokens=tokens, deadline=deadline, params={"a": 1}, size=size)
+    return Handle(
+        node="decode-0",
+        epoch=epoch,
+        tokens=tokens,
+        deadline=deadline,
+        pin="p",
+        blocks=1,
+        kept_at=0.0,
+        params={"a": 1},
+        size=size,
+    )
 
 
 def store(**limits: int) -> tuple[Conversations, Clock]:

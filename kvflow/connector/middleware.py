@@ -93,6 +93,7 @@ def node_report(vllm_config: Any) -> NodeReport:
         vllm=versions.installed(),
         block_size=vllm_config.cache_config.block_size,
         max_model_len=vllm_config.model_config.max_model_len,
+        prefix_caching=bool(vllm_config.cache_config.enable_prefix_caching),
     )
 
 

@@ -14,8 +14,9 @@ soon as the turn's last output exists and before it passes that output on, so th
 answer finds the handle filed.
 
 `GET /kvflow/node` on an engine answers `NodeReport`. An engine without that route is a stock one.
-`POST /kvflow/release` on a decode engine takes `{"kv_transfer_params": {...}}` as a prefill engine gave them and tells
-that engine that nobody will pull: for a turn that ends between its legs, or that the decode engine refuses.
+`POST /kvflow/release` on a decode engine takes `{"kv_transfer_params": {...}}` of a decode leg that will not come: with
+a prefill engine's handle, that engine is told that nobody will pull; with a `DecodeOrder`, what it lists is released.
+An optional `data_parallel_rank` says which of the engine's ranks is meant.
 """
 
 import json
@@ -60,6 +61,8 @@ def _fits(value: object, hint: Any) -> bool:
     """No number in a message is negative, and none is infinite or no number at all."""
     if get_origin(hint) is UnionType:
         return any(_fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(v, get_args(hint)[0]) for v in value)
     if get_origin(hint) is dict:
         kind = get_args(hint)[1]
         return isinstance(value, dict) and (kind is Any or all(_fits(v, kind) for v in value.values()))
@@ -102,6 +105,9 @@ class DecodeOrder(_Message):
     max_pinned_share: float = 0.0
     prompt_digest: str | None = None
     """From the `PrefillReport`. A decode node whose own prompt has another digest pulls nothing."""
+    release: list[str] | None = None
+    """`remote_request_id` of handles that nobody will read any more: freed before this request is scheduled. Those that
+    the engine does not keep (any longer) are passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +136,16 @@ class NodeReport(_Message):
     vllm: str
     block_size: int
     max_model_len: int
+    prefix_caching: bool = True
 
 
 def blocks_from_wire(data: Mapping[str, int] | None) -> Blocks | None:
     """Raises `WireError`."""
     try:
-        return None if data is None else Blocks(free=data["free"], pinned=data["pinned"], total=data["total"])
+        if data is None:
+            return None
+        reserve = data.get("reserve", 0)
+        return Blocks(free=data["free"], pinned=data["pinned"], total=data["total"], reserve=reserve)
     except KeyError as e:
         raise WireError(f"blocks: {e.args[0]} is missing") from None
 

@@ -149,6 +149,8 @@ class Fleet:
         if epoch != member.state.epoch:
             self._end_epoch(member)
         state = replace(member.state, ready=True, bidirectional=report is not None, epoch=epoch)
+        if report is not None:
+            state = replace(state, block_size=report.block_size, prefix_caching=report.prefix_caching)
         self._set(member.spec.name, state)
 
     def _unready(self, member: _Member, why: str) -> None:

@@ -66,17 +66,26 @@ def decode_report(params: Mapping[str, Any]) -> DecodeReport | None:
 
 def handle(node: str, params: dict[str, Any], report: DecodeReport, now: float) -> Handle:
     """Raises `WireError`."""
-    engine = params.get("remote_engine_id")
-    if not isinstance(engine, str):
-        raise WireError("a handle must name its engine")
+    engine, pin = params.get("remote_engine_id"), params.get("remote_request_id")
+    if not isinstance(engine, str) or not isinstance(pin, str):
+        raise WireError("a handle must name its engine and its request")
     return Handle(
         node=node,
         epoch=engine.partition("_dp")[0],  # with data parallelism, engine ids are the epoch and the rank
         tokens=report.tokens,
         deadline=now + report.retain_s - EXPIRY_MARGIN_S,
+        pin=pin,
+        blocks=_count_blocks(params.get("remote_block_ids")),
+        kept_at=now,
         params=params,
         size=_HANDLE_OVERHEAD * len(json.dumps(params)),
     )
+
+
+def _count_blocks(groups: object) -> int:
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
+        raise WireError("a handle must list its blocks by cache group")
+    return sum(map(len, groups))
 
 
 def _finish_reason(body: Mapping[str, Any]) -> object:

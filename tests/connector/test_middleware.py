@@ -19,7 +19,7 @@ class Client:
         config = SimpleNamespace(engine_id="epoch", kv_role="kv_consumer") if transfer else None
         self.vllm_config = SimpleNamespace(
             kv_transfer_config=config,
-            cache_config=SimpleNamespace(block_size=128),
+            cache_config=SimpleNamespace(block_size=128, enable_prefix_caching=True),
             model_config=SimpleNamespace(max_model_len=4096),
         )
         self.open: set[str] = set()

@@ -43,8 +43,8 @@ def view(*nodes: NodeState, now: float = 100.0) -> View:
 
 
 def handle(**fields: Any) -> Handle:
-    defaults: dict[str, Any] = {"node": "decode-0", "epoch": "e1", "tokens": 1000, "deadline": 200.0}
-    return Handle(**{**defaults, "params": {}, "size": 0, **fields})
+    defaults: dict[str, Any] = {"node": "decode-0", "epoch": "e1", "tokens": 1000, "deadline": 200.0, "kept_at": 50.0}
+    return Handle(**{**defaults, "pin": "p", "blocks": 63, "params": {}, "size": 0, **fields})
 
 
 def turn(**fields: Any) -> Turn:

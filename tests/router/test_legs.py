@@ -12,6 +12,9 @@ HANDLE = Handle(
     epoch="e",
     tokens=10,
     deadline=0.0,
+    pin="r",
+    blocks=1,
+    kept_at=0.0,
     size=0,
     params={
         "do_remote_prefill": False,

@@ -92,6 +92,7 @@ class Engine:
             vllm=VLLM,
             block_size=self.settings.block_size,
             max_model_len=self.settings.max_model_len,
+            prefix_caching=self.settings.prefix_caching,
         )
 
     async def generate(self, job: Job) -> AsyncGenerator[Step]:
