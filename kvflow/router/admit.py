@@ -10,12 +10,11 @@ from starlette.requests import Request
 
 from kvflow.errors import RequestError
 from kvflow.policies.policy import Policy
-from kvflow.router.find import Keys, Scope, find_keys
+from kvflow.router.find import BYTES_PER_TOKEN, Keys, Scope, find_keys
 from kvflow.router.legs import clean, splittable
 from kvflow.types import Turn
 
 DEFAULT_TENANT = "default"
-_BYTES_PER_TOKEN = 4
 _FORWARDED = ("x-request-id", "traceparent", "tracestate")
 
 
@@ -46,12 +45,12 @@ async def admit(request: Request, endpoint: str, policy: Policy, max_body_bytes:
     raw = await _read(request, max_body_bytes)
     body = _parse(raw)
     scope = Scope(DEFAULT_TENANT, str(body.get("model") or ""), str(body.get("cache_salt") or ""))
-    keys = find_keys(body, request.headers, scope)
+    keys = find_keys(body, request.headers, scope, len(raw))
     cleaned = clean(body)
     turn = Turn(
         tenant=scope.tenant,
         model=scope.model,
-        prompt_tokens=len(raw) // _BYTES_PER_TOKEN + 1,
+        prompt_tokens=len(raw) // BYTES_PER_TOKEN + 1,
         splittable=splittable(cleaned),
     )
     return Admitted(

@@ -19,6 +19,10 @@ TEXT_CHUNK = 256
 """Characters of a plain prompt that are hashed together; less than that is not worth keeping."""
 TOKEN_CHUNK = 64
 """The same for prompts that are sent as token ids."""
+BYTES_PER_TOKEN = 4
+"""Of text in a request, about."""
+BYTES_PER_TOKEN = 4
+"""Of text in a request, about."""
 MAX_LINKS = 8192
 """Messages or chunks that are looked at; what follows them is the same conversation."""
 MAX_ID_LENGTH = 256
@@ -32,6 +36,8 @@ class Keys:
 
     lookup: tuple[bytes, ...]
     filing: tuple[bytes, ...]
+    beyond: tuple[int, ...] = ()
+    """For each of `lookup`: bytes of the prompt that come after it, without an answer that follows it directly."""
     conversation: str | None = None
     """The id that the client gave, if it gave one."""
 
@@ -50,8 +56,8 @@ def new_conversation() -> str:
     return f"c-{secrets.token_hex(8)}"
 
 
-def find_keys(body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope) -> Keys:
-    """Raises `RequestError` for a conversation id that is no id."""
+def find_keys(body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope, length: int) -> Keys:
+    """`length` is that of the whole body, in bytes. Raises `RequestError` for a conversation id that is no id."""
     given = _explicit_id(body, headers)
     root = _root(scope, given or "")
     found = _content_keys(body, root)
@@ -60,8 +66,10 @@ def find_keys(body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope)
     # Where one id is used for several conversations, such as that of a whole session, the messages tell them apart,
     # and one that only begins must not take the handle of another.
     last = id_key(given, scope)
-    lookup = found.lookup if _begins(body) else (*found.lookup, last)
-    return Keys(lookup, (*found.filing, last), given)
+    filing = (*found.filing, last)
+    if _begins(body):
+        return Keys(found.lookup, filing, found.beyond, given)
+    return Keys((*found.lookup, last), filing, (*found.beyond, length), given)
 
 
 def id_key(conversation: str, scope: Scope) -> bytes:
@@ -113,16 +121,22 @@ def _decoded(header: str) -> str:
 
 def _message_keys(messages: Sequence[Mapping[str, Any]], root: bytes) -> Keys:
     """Every prefix can find a conversation; it is filed under those at which a request of it ended."""
+    parts = [_packed(message) for message in messages[:MAX_LINKS]]
+    left = sum(map(len, parts)) + (len(_packed(messages[MAX_LINKS:])) if len(messages) > MAX_LINKS else 0)
     chain: list[bytes] = []
+    beyond: list[int] = []
     ends: list[int] = []
-    for i, message in enumerate(messages[:MAX_LINKS]):
-        if message.get("role") == "assistant":
-            continue
-        chain.append(json.dumps(message, sort_keys=True, separators=(",", ":")).encode())
-        if i + 1 == len(messages) or messages[i + 1].get("role") == "assistant":
-            ends.append(len(chain) - 1)
+    for i, part in enumerate(parts):
+        left -= len(part)
+        if messages[i].get("role") != "assistant":
+            chain.append(part)
+            beyond.append(left)
+            if i + 1 == len(messages) or messages[i + 1].get("role") == "assistant":
+                ends.append(len(chain) - 1)
+        elif beyond:
+            beyond[-1] = left
     keys = list(_chained(chain, root))
-    return Keys(tuple(reversed(keys)), tuple(keys[end] for end in _spread(ends)))
+    return Keys(tuple(reversed(keys)), tuple(keys[end] for end in _spread(ends)), tuple(reversed(beyond)))
 
 
 def _prompt_keys(prompt: object, root: bytes) -> Keys:
@@ -130,13 +144,15 @@ def _prompt_keys(prompt: object, root: bytes) -> Keys:
     if isinstance(prompt, str):
         starts = range(0, len(prompt) - TEXT_CHUNK + 1, TEXT_CHUNK)[:MAX_LINKS]
         chunks = [_bytes(prompt[i : i + TEXT_CHUNK]) for i in starts]
+        beyond = [len(prompt) - i - TEXT_CHUNK for i in starts]
     elif isinstance(prompt, list) and prompt and type(prompt[0]) is int:
         starts = range(0, len(prompt) - TOKEN_CHUNK + 1, TOKEN_CHUNK)[:MAX_LINKS]
         chunks = [repr(prompt[i : i + TOKEN_CHUNK]).encode() for i in starts]
+        beyond = [(len(prompt) - i - TOKEN_CHUNK) * BYTES_PER_TOKEN for i in starts]
     else:
         return Keys((), ())
     keys = list(_chained(chunks, root))
-    return Keys(tuple(reversed(keys)), tuple(_spread(keys)))
+    return Keys(tuple(reversed(keys)), tuple(_spread(keys)), tuple(reversed(beyond)))
 
 
 def _spread(items: Sequence[T]) -> Iterator[T]:
@@ -163,6 +179,14 @@ def _chained(parts: Iterable[bytes], link: bytes) -> Iterator[bytes]:
 
 def _link(before: bytes, data: bytes) -> bytes:
     return blake2b(data, digest_size=16, key=before).digest()
+
+
+def _packed(message: object) -> bytes:
+    return _bytes(json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
+
+
+def _packed(message: object) -> bytes:
+    return _bytes(json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
 
 
 def _bytes(text: str) -> bytes:

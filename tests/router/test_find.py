@@ -7,10 +7,12 @@ from kvflow.errors import RequestError
 from kvflow.router.find import MAX_LINKS, TEXT_CHUNK, Keys, Scope, find_keys, id_key
 
 SCOPE = Scope("tenant", "model", "")
+WHOLE = 12345
+WHOLE = 12345
 
 
 def keys(body: Mapping[str, Any], headers: Mapping[str, str] | None = None, scope: Scope = SCOPE) -> Keys:
-    return find_keys(body, headers or {}, scope)
+    return find_keys(body, headers or {}, scope, WHOLE)
 
 
 def chat(*texts: str, system: str | None = None) -> dict[str, Any]:
@@ -49,6 +51,44 @@ def test_the_longest_match_comes_first() -> None:
 )
 def test_rewritten_histories_still_find_it(later: dict[str, Any]) -> None:
     assert finds(keys(later), keys(chat("a", "b", "c", "d", "e", system="s")))
+
+
+def test_what_comes_after_a_key_is_counted_without_the_answer_that_it_led_to() -> None:
+    earlier, later = chat("a", "b" * 700, "c" * 50), chat("a", "b" * 700, "c" * 50, "d" * 900, "e" * 300)
+    found = keys(later)
+    beyond = dict(zip(found.lookup, found.beyond, strict=True))
+    assert 300 < beyond[keys(earlier).filing[0]] < 400
+    assert 1250 < beyond[keys(chat("a")).filing[0]] < 1450
+    assert found.beyond[0] == 0
+
+
+def test_after_an_id_whose_messages_are_new_comes_the_whole_request() -> None:
+    found = keys({"conversation_id": "mine", **chat("a", "b", "c")})
+    assert found.beyond[found.lookup.index(id_key("mine", SCOPE))] == WHOLE
+
+
+@pytest.mark.parametrize("prompt", ["x" * 1000, [1] * 250])
+def test_what_comes_after_a_chunk_of_a_prompt_is_counted_in_bytes(prompt: object) -> None:
+    assert keys({"prompt": prompt}).beyond[0] in range(220, 240)
+
+
+def test_what_comes_after_a_key_is_counted_without_the_answer_that_it_led_to() -> None:
+    earlier, later = chat("a", "b" * 700, "c" * 50), chat("a", "b" * 700, "c" * 50, "d" * 900, "e" * 300)
+    found = keys(later)
+    beyond = dict(zip(found.lookup, found.beyond, strict=True))
+    assert 300 < beyond[keys(earlier).filing[0]] < 400
+    assert 1250 < beyond[keys(chat("a")).filing[0]] < 1450
+    assert found.beyond[0] == 0
+
+
+def test_after_an_id_whose_messages_are_new_comes_the_whole_request() -> None:
+    found = keys({"conversation_id": "mine", **chat("a", "b", "c")})
+    assert found.beyond[found.lookup.index(id_key("mine", SCOPE))] == WHOLE
+
+
+@pytest.mark.parametrize("prompt", ["x" * 1000, [1] * 250])
+def test_what_comes_after_a_chunk_of_a_prompt_is_counted_in_bytes(prompt: object) -> None:
+    assert keys({"prompt": prompt}).beyond[0] in range(220, 240)
 
 
 def test_a_shared_system_prompt_is_no_conversation() -> None:
