@@ -62,6 +62,7 @@ async def test_pins_never_exceed_the_share_and_nobody_waits() -> None:
             "free": pair.decode.occupancy().free,
             "pinned": pair.decode.occupancy().pinned,
             "total": SMALL.blocks,
+            "reserve": SMALL.longest,
         }
     assert refused[0] is None
     assert refused[-1] == "share"

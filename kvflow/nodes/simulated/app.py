@@ -105,7 +105,10 @@ class App:
             self.engine.reject(params)
 
     async def _release(self, request: Request) -> Response:
-        self._reject(await request.json())
+        params = (await request.json()).get("kv_transfer_params")
+        if not isinstance(params, dict):
+            return JSONResponse({"error": "The body must be an object with kv_transfer_params, an object."}, 400)
+        self.engine.reject(params)
         return JSONResponse({})
 
     async def _models(self, request: Request) -> Response:  # noqa: ARG002

@@ -1,7 +1,7 @@
 """A simulated engine without its API server: schedule, pull, compute, answer, keep."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -13,7 +13,7 @@ from kvflow.nodes.simulated.blocks import BlockPool
 from kvflow.nodes.simulated.clock import Clock, RealClock, Signal
 from kvflow.nodes.simulated.fabric import Fabric, Peer, TransferError
 from kvflow.nodes.simulated.faults import Faults
-from kvflow.nodes.simulated.leg import Leg
+from kvflow.nodes.simulated.leg import Leg, given_up
 from kvflow.nodes.simulated.pins import Pins
 from kvflow.nodes.simulated.run import Job, Run, Step
 from kvflow.nodes.simulated.settings import Settings
@@ -99,6 +99,7 @@ class Engine:
         """Leaving early aborts the request and frees what it used."""
         run = Run(job, self.settings.block_size)
         leg = Leg(run, self.settings)
+        self._release(given_up(leg.params, self.settings))
         try:
             await self._admit(run, leg)
             await self._fill(run, leg)
@@ -108,8 +109,10 @@ class Engine:
             self._leave(run, leg)
 
     def reject(self, params: dict[str, Any]) -> None:
-        """A request was refused before it got here: let its source go."""
-        if peer := self._fabric.find(params.get("remote_engine_id")):
+        """A request was refused before it got here, or will not come: let its source go, and what it gives up."""
+        self._release(given_up(params, self.settings))
+        peer = self._fabric.find(params.get("remote_engine_id"))
+        if peer and params.get("do_remote_prefill"):
             peer.finished(str(params.get("remote_request_id")))
 
     def drop_pins(self) -> None:
@@ -302,9 +305,14 @@ class Engine:
         for block, key in zip(run.blocks, run.block_keys(run.held), strict=False):
             self._pool.remember(block, key)
 
+    def _release(self, request_ids: Iterable[str]) -> None:
+        if self._pins.release(request_ids):
+            self._changed.send()
+
     def _expire(self) -> None:
         if self._pins.expire(self.clock.now()):
             self._changed.send()
 
     def _blocks(self) -> dict[str, int]:
-        return {"free": self._pool.free, "pinned": self._pins.pinned, "total": self._pool.total}
+        reserve = self.settings.longest
+        return {"free": self._pool.free, "pinned": self._pins.pinned, "total": self._pool.total, "reserve": reserve}

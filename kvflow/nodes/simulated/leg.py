@@ -3,10 +3,11 @@
 The decisions are those of the real connector, made by the same code: `Pull`, `Fingerprint` and `decide`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvflow.connector.fingerprint import Fingerprint, Identity, prompt_digest
-from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
+from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order, releases
 from kvflow.connector.retention import Pool, Refusal, decide
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport
 from kvflow.errors import WireError
@@ -121,3 +122,11 @@ class Leg:
             return decode_order(self.params)
         except WireError:
             return DecodeOrder()
+
+
+def given_up(params: Mapping[str, Any], settings: Settings) -> list[str]:
+    """The retained turns that a leg with such params releases before it is scheduled."""
+    try:
+        return [] if settings.stock else releases(params)
+    except WireError:
+        return []

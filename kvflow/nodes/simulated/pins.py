@@ -59,6 +59,13 @@ class Pins:
             self._retained -= Counter(b.id for b in pin.blocks)
         self._pool.release(pin.blocks)
 
+    def release(self, request_ids: Iterable[str]) -> bool:
+        """End retained turns that nobody will read; a lease is its reader's to end. True if any was there to end."""
+        known = {i for i in request_ids if i in self._pins and self._pins[i].retained}
+        for request_id in known:
+            self.end(request_id)
+        return bool(known)
+
     def expire(self, now: float) -> bool:
         """End what is due. True if anything was."""
         due = [i for i, pin in self._pins.items() if pin.deadline <= now]
