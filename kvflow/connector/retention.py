@@ -55,6 +55,9 @@ class Ledger:
         self._pins: dict[str, Pin] = {}
         self._holders: Counter[int] = Counter()
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._pins
+
     @property
     def pinned(self) -> int:
         return len(self._holders)

@@ -44,7 +44,9 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Decode legs from arrival to end, and whether what the prefill node offers is lost or of another prompt."""
         self._ledger = Ledger()
         self._at_worker: set[str] = set()
-        """Requests that the worker will report as sent, when they have been pulled or have expired."""
+        """Requests that the worker will report as sent, when they have been pulled, released, or have expired."""
+        self._released: set[str] = set()
+        """Of those, the ones that the worker has not been told of yet that nobody will pull them."""
         self._pool: Any = None
         self._splittable = _splittable(kv_cache_config)
         self._reserve = _blocks_of_longest_request(vllm_config, kv_cache_config)
@@ -63,7 +65,9 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if params.get("do_remote_decode"):
             self._pulls[request.request_id] = self._admit(request, params, Pull(prompt=prompt, digest=digest))
         elif KEY in params:
-            self._decodes[request.request_id] = self._is_for_another_prompt(request, digest)
+            order = self._decode_order(request)
+            self._give_up(order)
+            self._decodes[request.request_id] = self._is_for_another_prompt(request, order, digest)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         pull = self._pulls.get(request.request_id)
@@ -97,7 +101,9 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         self._release_expired()
-        return super().build_connector_meta(scheduler_output)
+        meta = super().build_connector_meta(scheduler_output)
+        meta.released, self._released = self._released, set()
+        return meta
 
     def request_finished(self, request: Any, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
         pull = self._pulls.pop(request.request_id, None)
@@ -165,10 +171,18 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     # Decode side
 
-    def _is_for_another_prompt(self, request: Any, digest: str | None) -> bool:
+    def _give_up(self, order: DecodeOrder) -> None:
+        """Free what nobody will read any more. Of a turn that is not kept (any longer) there is nothing to free."""
+        for request_id in order.release or ():
+            if request_id in self._ledger:
+                self._release(request_id)
+                self._released.add(request_id)
+
+    def _is_for_another_prompt(self, request: Any, order: DecodeOrder, digest: str | None) -> bool:
         """Whether the two nodes made different prompts of one request, so that the prefill node's KV is of no use."""
-        theirs = self._decode_order(request).prompt_digest
-        if theirs is None or theirs == digest:
+        theirs = order.prompt_digest
+        # A request that vLLM aborts at once stands for one that will not come, and has no prompt of its own.
+        if theirs is None or theirs == digest or request.abort_immediately:
             return False
         logger.warning("Request %s: the prefill node computed another prompt; nothing is pulled", request.request_id)
         return True
@@ -236,7 +250,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         try:
             return decode_order(request.kv_transfer_params)
         except WireError as e:
-            logger.warning("Request %s is not kept: %s", request.request_id, e)
+            logger.warning("Request %s is not kept, and releases nothing: %s", request.request_id, e)
             return DecodeOrder()
 
     def _fingerprint(self, request: Any) -> Fingerprint | None:
@@ -254,8 +268,8 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return tuple(dict.fromkeys(b for group in block_ids for b in group if b != placeholder))
 
     def _blocks(self) -> dict[str, int]:
-        pool = self._pool
-        return {"free": pool.get_num_free_blocks(), "pinned": self._ledger.pinned, "total": pool.num_gpu_blocks - 1}
+        free, total = self._pool.get_num_free_blocks(), self._pool.num_gpu_blocks - 1
+        return {"free": free, "pinned": self._ledger.pinned, "total": total, "reserve": self._reserve}
 
 
 def _digest(request: Any) -> str | None:

@@ -85,6 +85,23 @@ HOOKS = (
         frozenset({"_reqs_to_process", "_reqs_to_send", "reqs_not_processed", "reqs_in_batch", "scheduler_clock"}),
     ),
     Hook(
+        f"{_V1}.nixl.pull_worker:NixlPullConnectorWorker._get_new_notifs",
+        ("self",),
+        frozenset(
+            {
+                "_reqs_to_process",
+                "_reqs_to_send",
+                "consumer_notification_counts_by_req",
+                "expected_consumer_notifications_by_req",
+            }
+        ),
+    ),
+    Hook(
+        f"{_V1}.nixl.base_worker:NixlBaseConnectorWorker.get_transfer_results",
+        ("self",),
+        frozenset({"_get_new_notifs", "KVConnectorTransferResults"}),
+    ),
+    Hook(
         "vllm.v1.request:Request.__init__",
         (
             "self",
@@ -109,7 +126,15 @@ HOOKS = (
             "abort_immediately",
             "kv_hints",
         ),
-        frozenset({"kv_transfer_params", "num_in_flight_tokens", "num_computed_tokens", "skip_reading_prefix_cache"}),
+        frozenset(
+            {
+                "abort_immediately",
+                "kv_transfer_params",
+                "num_in_flight_tokens",
+                "num_computed_tokens",
+                "skip_reading_prefix_cache",
+            }
+        ),
     ),
     # What vLLM's own prefix cache tells apart is what a fingerprint must tell apart.
     Hook(

@@ -1,4 +1,6 @@
-"""The connector's half inside an engine's worker: vLLM's own, but for how it waits, for events and for the dead."""
+"""The connector's half inside an engine's worker: vLLM's own, but for how it waits, for events and for the dead, and
+for turns that are released before anybody pulled them.
+"""
 
 import importlib
 import socket
@@ -20,6 +22,26 @@ class KvflowWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 super().__init__(vllm_config, engine_id, kv_cache_config)
         else:
             super().__init__(vllm_config, engine_id, kv_cache_config)
+        self._released: set[str] = set()
+
+    def start_load_kv(self, metadata: Any) -> None:
+        super().start_load_kv(metadata)
+        self._released |= metadata.released
+
+    def _get_new_notifs(self) -> set[str]:
+        """A release counts as the notification that nobody will send: the scheduler is told once of each request.
+
+        vLLM's own means, a deadline that has passed, would log and count each release as KV that expired.
+        """
+        done: set[str] = super()._get_new_notifs()
+        released, self._released = self._released & self._reqs_to_process, set()
+        for request_id in released:
+            self._reqs_to_process.remove(request_id)
+            self._reqs_to_send.pop(request_id, None)
+            self.consumer_notification_counts_by_req.pop(request_id, None)
+            self.expected_consumer_notifications_by_req.pop(request_id, None)
+        done |= released
+        return done
 
     def _nixl_handshake(self, host: str, port: int, *args: Any, **kwargs: Any) -> Any:
         """Raises `OSError` at once for an engine that is gone, where vLLM waits 5 s for its answer.

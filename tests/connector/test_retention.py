@@ -57,6 +57,14 @@ def test_a_shared_block_counts_once_and_stays_until_its_last_turn_goes() -> None
     assert ledger.pinned == 0
 
 
+def test_what_is_pinned_is_known_by_its_request() -> None:
+    ledger = Ledger()
+    ledger.pin("a", [1], 10)
+    assert ("a" in ledger, "b" in ledger) == (True, False)
+    ledger.release("a")
+    assert "a" not in ledger
+
+
 def test_release_gives_back_once() -> None:
     ledger = Ledger()
     ledger.pin("a", [1], 10)

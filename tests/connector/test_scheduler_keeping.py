@@ -22,7 +22,7 @@ class TestKeeping:
         report = handle[KEY]
         assert (report["retained"], report["tokens"], handle["remote_num_tokens"]) == (True, 44, 44)
         assert len(handle["remote_block_ids"][0]) == 3
-        assert report["blocks"] == {"free": 57, "pinned": 3, "total": 60}
+        assert report["blocks"] == {"free": 57, "pinned": 3, "total": 60, "reserve": LONGEST + 1}
         assert engine.free == 57
 
     def test_its_deadline_reaches_the_worker_and_the_handle(self, scheduling: Any) -> None:
