@@ -1,18 +1,24 @@
-"""Handles by conversation, in memory: filed under several keys, taken once, bounded, expiring.
+"""Handles by conversation, in memory: filed under several keys, taken once, bounded, expiring, given up by value.
 
 One event loop owns an instance; no method awaits, so each is atomic to the router's tasks.
 """
 
 import heapq
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kvflow.types import Handle
 
 LINGER_S = 60.0
 """A handle is remembered this long after its deadline, so that the next turn is told `expired`, not `no-handle`."""
+
+LOOK_AT = 64
+"""So many of a node's oldest handles are compared when one must be given up, which bounds the cost of the choice."""
+COSTLY_TOKENS = 32_768
+"""Where computing a prompt's attention costs about as much as all the rest of it; beyond, length costs twice."""
 
 _ENTRY_BYTES = 400
 _KEY_BYTES = 200
@@ -23,30 +29,52 @@ class Taken:
     """A handle that has left the store, and the conversation that it belonged to."""
 
     conversation: str
+    tenant: str
     handle: Handle
     keys: tuple[bytes, ...]
     """Where it was filed, the key of the whole conversation first."""
-    complete: bool
-    """It was found under that first key: the request goes on where the conversation stood."""
+    key: bytes
+    """Where it was found."""
+
+    @property
+    def complete(self) -> bool:
+        """The request goes on where the conversation stood, or repeats its last one."""
+        return self.key == self.keys[0]
 
 
 @dataclass(slots=True)
 class _Entry:
     conversation: str
+    tenant: str
     handle: Handle
     keys: tuple[bytes, ...]
     cost: int
 
 
 class Conversations:
-    """The store. `max_count` handles and about `max_bytes` bytes at most; beyond either the oldest are forgotten."""
+    """The store. `max_count` handles and about `max_bytes` bytes at most; beyond either the oldest are given up.
 
-    def __init__(self, *, max_count: int, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    `on_give_up` is called with each handle that is forgotten for want of room here.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_count: int,
+        max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_give_up: Callable[[Handle], object] = lambda _: None,
+    ) -> None:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._clock = clock
+        self._on_give_up = on_give_up
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._by_key: dict[bytes, dict[int, None]] = {}
+        self._by_node: dict[str, OrderedDict[int, None]] = {}
+        """The oldest first."""
+        self._shares: dict[str, Counter[str]] = {}
+        """Blocks of each node's handles, by tenant."""
         self._deadlines: list[tuple[float, int]] = []
         self._next = 0
         self._bytes = 0
@@ -69,27 +97,56 @@ class Conversations:
             return None
         key, number = next((f for f in found if self._usable(f[1])), found[0])
         entry = self._remove(number)
-        return Taken(entry.conversation, entry.handle, entry.keys, key == entry.keys[0])
+        return Taken(entry.conversation, entry.tenant, entry.handle, entry.keys, key)
 
     def put_back(self, taken: Taken) -> None:
         """Undo `take` where the handle has not been used."""
-        self.put(taken.conversation, taken.keys, taken.handle)
+        number = self._put(taken.conversation, taken.tenant, taken.keys, taken.handle)
+        self._by_node[taken.handle.node].move_to_end(number, last=False)
+        self._keep_bounds()
 
-    def put(self, conversation: str, keys: Sequence[bytes], handle: Handle) -> None:
-        """File `handle` under all of `keys`. Nothing is kept if there are none."""
-        if not keys:
-            return
+    def put(self, conversation: str, keys: Sequence[bytes], handle: Handle, *, tenant: str = "") -> None:
+        """File `handle` under all of `keys`, of which there must be one."""
+        self._put(conversation, tenant, tuple(dict.fromkeys(keys)), handle)
+        self._keep_bounds()
+
+    def give_up(self, node: str, blocks: int) -> list[Handle]:
+        """Remove the least valuable handles of a decode node until they make up `blocks`, and return them.
+
+        Those of tenants with more than an equal share of the node's blocks go first. Among one tenant's, the value of a
+        block is what is left of its time, more where the conversation is long, because a long one costs more a token to
+        compute again.
+        """
+        given_up: list[Handle] = []
+        while blocks > 0 and (number := self._least_valuable(node)) is not None:
+            handle = self._remove(number).handle
+            given_up.append(handle)
+            blocks -= handle.blocks
+        return given_up
+
+    def remove(self, key: bytes) -> list[Handle]:
+        """Remove all that is filed under `key`, and return what engines may still keep of it."""
+        handles = [self._remove(number).handle for number in list(self._by_key.get(key, ()))]
+        return [h for h in handles if h.params]
+
+    def _put(self, conversation: str, tenant: str, keys: tuple[bytes, ...], handle: Handle) -> int:
         self._sweep()
         number, self._next = self._next, self._next + 1
-        unique = tuple(dict.fromkeys(keys))
-        entry = _Entry(conversation, handle, unique, handle.size + _ENTRY_BYTES + _KEY_BYTES * len(unique))
+        entry = _Entry(conversation, tenant, handle, keys, handle.size + _ENTRY_BYTES + _KEY_BYTES * len(keys))
         self._entries[number] = entry
         self._bytes += entry.cost
-        for key in unique:
+        for key in keys:
             self._by_key.setdefault(key, {})[number] = None
+        self._by_node.setdefault(handle.node, OrderedDict())[number] = None
+        self._shares.setdefault(handle.node, Counter())[tenant] += handle.blocks
         heapq.heappush(self._deadlines, (handle.deadline, number))
+        return number
+
+    def _keep_bounds(self) -> None:
         while self._entries and (len(self._entries) > self._max_count or self._bytes > self._max_bytes):
-            self._remove(next(iter(self._entries)))
+            handle = self._remove(next(iter(self._entries))).handle
+            if handle.params:
+                self._on_give_up(handle)
 
     def drop_epoch(self, epoch: str) -> int:
         """Give up every handle of an engine process that is gone; return how many.
@@ -99,12 +156,30 @@ class Conversations:
         dropped = 0
         for entry in self._entries.values():
             if entry.handle.epoch == epoch and entry.handle.params:
-                entry.handle = replace(entry.handle, params={}, size=0)
+                self._shares[entry.handle.node][entry.tenant] -= entry.handle.blocks
+                entry.handle = replace(entry.handle, params={}, size=0, blocks=0)
                 cost = _ENTRY_BYTES + _KEY_BYTES * len(entry.keys)
                 self._bytes += cost - entry.cost
                 entry.cost = cost
                 dropped += 1
         return dropped
+
+    def _least_valuable(self, node: str) -> int | None:
+        oldest = islice(self._held(node), LOOK_AT)
+        found = [(not self._over_share(node, n), self._value(n), n) for n in oldest]
+        return min(found)[2] if found else None
+
+    def _held(self, node: str) -> Iterator[int]:
+        return (n for n in self._by_node.get(node, ()) if self._entries[n].handle.blocks)
+
+    def _over_share(self, node: str, number: int) -> bool:
+        held = {tenant: blocks for tenant, blocks in self._shares[node].items() if blocks > 0}
+        return held[self._entries[number].tenant] * len(held) > sum(held.values())
+
+    def _value(self, number: int) -> float:
+        h = self._entries[number].handle
+        life = max(h.deadline - h.kept_at, 1e-9)
+        return max(0.0, h.deadline - self._clock()) / life * (1 + h.tokens / COSTLY_TOKENS)
 
     def _usable(self, number: int) -> bool:
         handle = self._entries[number].handle
@@ -113,12 +188,20 @@ class Conversations:
     def _remove(self, number: int) -> _Entry:
         entry = self._entries.pop(number)
         self._bytes -= entry.cost
+        self._remove_from_node(number, entry)
         for key in entry.keys:
             under = self._by_key[key]
             del under[number]
             if not under:
                 del self._by_key[key]
         return entry
+
+    def _remove_from_node(self, number: int, entry: _Entry) -> None:
+        node = entry.handle.node
+        del self._by_node[node][number]
+        self._shares[node][entry.tenant] -= entry.handle.blocks
+        if not self._by_node[node]:
+            del self._by_node[node], self._shares[node]
 
     def _sweep(self) -> None:
         """Forget what expired a while ago. The heap may name entries that were taken; those are skipped."""

@@ -22,7 +22,8 @@ from kvflow.nodes.base import Node
 from kvflow.nodes.engine import EngineNode
 from kvflow.nodes.external import ExternalNode
 from kvflow.router import Router
-from kvflow.router.answer import Reply, error_event
+from kvflow.router.answer import Reply
+from kvflow.router.shapes import Shape, shape_at
 from kvflow.supervision import Supervisor
 
 log = logging.getLogger("kvflow")
@@ -151,8 +152,9 @@ class _Server(uvicorn.Server):
 class _Answer:
     """What has been sent of one answer."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, shape: Shape) -> None:
         self._send = send
+        self._shape = shape
         self._begun = self._streamed = self._ended = False
 
     @property
@@ -169,12 +171,12 @@ class _Answer:
             self._ended = not message.get("more_body", False)
 
     async def break_off(self) -> None:
-        reply = Reply(self._send)
+        reply = Reply(self._send, self._shape)
         error = RequestError("kvflow is stopping", status=503, kind="ServiceUnavailableError", retry_after=1)
         if not self._begun:
             await reply.error(error)
         elif self._streamed and not self._ended:
-            await reply.send(error_event(error))
+            await reply.send(self._shape.event(error))
             await reply.end()
 
 
@@ -198,7 +200,7 @@ class _OpenRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send)
+        answer = _Answer(send, shape_at(scope["path"]))
         if self._broken_off:
             await answer.break_off()
             return

@@ -77,12 +77,6 @@ def test_a_handle_that_can_be_used_goes_before_a_better_match_that_cannot() -> N
     assert taken_tokens(conversations, b"longest", b"long", b"short") == 3
 
 
-def test_a_handle_without_keys_is_not_kept() -> None:
-    conversations, _ = store()
-    conversations.put("c", [], handle())
-    assert len(conversations) == 0
-
-
 def test_the_number_of_handles_is_bounded_and_the_oldest_go_first() -> None:
     conversations, _ = store(max_count=3)
     for i in range(10):

@@ -28,12 +28,13 @@ class Policy:
 
     def plan(self, turn: Turn, view: View) -> Plan:
         """Raises `NoNodeError` where a role that the turn needs has no node for it."""
-        route = self.routing.decode
-        decode = route.pick(route.candidates(Role.DECODE, view.decode, turn), turn)
+        decode = self._decode(turn, view)
         if not turn.splittable:
             return Plan(path=Path.DIRECT, decode=decode.name, reason=Reason.UNSPLITTABLE)
-        prefill, reason = self._prefill(turn, view)
         seconds, share = self._keep(turn, decode)
+        if turn.bound_to is not None or self._is_direct(turn, decode, view):
+            return Plan(path=Path.DIRECT, decode=decode.name, retain_s=seconds, max_pinned_share=share)
+        prefill, reason = self._prefill(turn, view)
         return Plan(
             path=Path.PULL if reason is None else Path.COLD,
             decode=decode.name,
@@ -47,6 +48,22 @@ class Policy:
     def describe(self) -> list[str]:
         """The policy in plain words, one sentence a part."""
         return [self.reuse.describe(), self._describe_retention(), *self.routing.describe()]
+
+    def _decode(self, turn: Turn, view: View) -> NodeState:
+        route = self.routing.decode
+        candidates = route.candidates(Role.DECODE, view.decode, turn)
+        bound = next((n for n in candidates if n.name == turn.bound_to), None)
+        return bound or route.pick(candidates, turn)
+
+    def _is_direct(self, turn: Turn, decode: NodeState, view: View) -> bool:
+        """Whether the node that holds the conversation has so little to compute that it should do it alone."""
+        return (
+            turn.new_tokens < self.reuse.direct_below_tokens
+            and turn.handle is not None
+            and turn.handle.node == decode.name
+            and decode.prefix_caching
+            and self._obstacle(turn.handle, view) is None
+        )
 
     def _prefill(self, turn: Turn, view: View) -> tuple[NodeState, Reason | None]:
         """The prefill node and why it pulls nothing; a pull may only go to a node that runs the connector."""
@@ -68,8 +85,9 @@ class Policy:
 
     def _keep(self, turn: Turn, decode: NodeState) -> tuple[float, float]:
         keep = self.retention.keep(turn, decode)
-        wanted = self.reuse.enabled and decode.bidirectional and keep.seconds > 0 and keep.max_pinned_share > 0
-        return (keep.seconds, keep.max_pinned_share) if wanted else (0.0, 0.0)
+        seconds = keep.seconds if turn.max_retain_s is None else min(keep.seconds, turn.max_retain_s)
+        wanted = self.reuse.enabled and decode.bidirectional and seconds > 0 and keep.max_pinned_share > 0
+        return (seconds, keep.max_pinned_share) if wanted else (0.0, 0.0)
 
     def _describe_retention(self) -> str:
         return (

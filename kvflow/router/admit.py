@@ -1,20 +1,28 @@
 """A request's way in: read once, parsed once, refused with a reason, and cleaned of what only the router may say."""
 
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Any
 
 from starlette.requests import Request
 
 from kvflow.errors import RequestError
 from kvflow.policies.policy import Policy
+from kvflow.policies.retention import MIN_TTL_S
+from kvflow.router.bindings import Bindings, binding
+from kvflow.router.endpoints import Endpoint
 from kvflow.router.find import BYTES_PER_TOKEN, Keys, Scope, find_keys
-from kvflow.router.legs import clean, splittable
+from kvflow.router.legs import clean
+from kvflow.router.shapes import MALFORMED
 from kvflow.types import Turn
 
 DEFAULT_TENANT = "default"
+RETAIN_HEADER = "x-kvflow-retain"
+"""Of a request: how long its KV may be kept at most."""
 _FORWARDED = ("x-request-id", "traceparent", "tracestate")
 
 
@@ -22,8 +30,7 @@ _FORWARDED = ("x-request-id", "traceparent", "tracestate")
 class Admitted:
     """A request that will be served."""
 
-    endpoint: str
-    """Path of the engine's endpoint, which is the client's."""
+    endpoint: Endpoint
     body: dict[str, Any]
     headers: dict[str, str]
     """Those that are passed on to engines."""
@@ -31,38 +38,71 @@ class Admitted:
     keys: Keys
     turn: Turn
     policy: Policy
+    binding: bytes | None = None
+    """Under what it is noted which node stored the answer; None if none does."""
     arrived: float
     """`time.perf_counter` at arrival."""
 
 
-async def admit(request: Request, endpoint: str, policy: Policy, max_body_bytes: int) -> Admitted:
-    """`endpoint` is the route's own path, not what the request says of itself.
-
-    Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete.
-    """
+async def admit(
+    request: Request, endpoint: Endpoint, policy: Policy, bindings: Bindings, max_body_bytes: int
+) -> Admitted:
+    """Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete."""
     arrived = time.perf_counter()
     _check_content_type(request)
-    raw = await _read(request, max_body_bytes)
+    raw = await read_body(request, max_body_bytes)
     body = _parse(raw)
     scope = Scope(DEFAULT_TENANT, str(body.get("model") or ""), str(body.get("cache_salt") or ""))
-    keys = find_keys(body, request.headers, scope, len(raw))
+    if endpoint.stores and endpoint.messages and endpoint.messages(body):
+        # vLLM would make up such an id itself, but then only reading the answer would tell it.
+        body.setdefault("request_id", f"resp_{secrets.token_hex(8)}")
+    keys = find_keys(endpoint, body, request.headers, scope, len(raw))
     cleaned = clean(body)
     turn = Turn(
         tenant=scope.tenant,
         model=scope.model,
         prompt_tokens=len(raw) // BYTES_PER_TOKEN + 1,
-        splittable=splittable(cleaned),
+        splittable=endpoint.splittable(cleaned),
+        bound_to=_bound_to(endpoint, body, scope, bindings),
+        max_retain_s=_max_retain_s(request.headers.get(RETAIN_HEADER)),
     )
     return Admitted(
         endpoint=endpoint,
         body=cleaned,
-        headers=_forwarded(request.headers),
+        headers=forwarded(request.headers),
         scope=scope,
         keys=keys,
         turn=turn,
         policy=policy,
+        binding=_binding(endpoint, body, scope),
         arrived=arrived,
     )
+
+
+def _binding(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope) -> bytes | None:
+    own = body.get("request_id")
+    stored = endpoint.stores and isinstance(own, str) and body.get("store", True)
+    return binding(scope.tenant, str(own)) if stored else None
+
+
+def _bound_to(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope, bindings: Bindings) -> str | None:
+    earlier = body.get("previous_response_id")
+    return bindings.node(binding(scope.tenant, earlier)) if endpoint.stores and isinstance(earlier, str) else None
+
+
+def _max_retain_s(value: str | None) -> float | None:
+    if value is None:
+        return None
+    if value.strip().lower() == "no":
+        return 0.0
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = nan
+    if not MIN_TTL_S <= seconds < inf:
+        what = f'must be "no" or a number of seconds from {MIN_TTL_S:g} on, got {value!r}'
+        raise RequestError(f"the header {RETAIN_HEADER} {what}", param=RETAIN_HEADER)
+    return seconds
 
 
 def _check_content_type(request: Request) -> None:
@@ -70,7 +110,7 @@ def _check_content_type(request: Request) -> None:
         raise _invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """Stops reading at the limit, so that nobody can fill the router's memory."""
     too_large = RequestError(
         f"the request body is larger than {limit} bytes, the limit set by router.max_body_mb",
@@ -98,7 +138,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
         what = {"type": "json_invalid", "loc": at, "msg": "JSON decode error", "input": "<dict of 0 items>"}
         raise _invalid({**what, "ctx": {"error": e.msg}}, at) from None
     except (ValueError, RecursionError):
-        raise RequestError("There was an error parsing the body", kind="Bad Request") from None
+        raise RequestError("There was an error parsing the body", kind=MALFORMED) from None
     if body is None:
         raise _missing()
     if not isinstance(body, dict):
@@ -114,8 +154,8 @@ def _missing() -> RequestError:
 
 def _invalid(what: object, param: str | None) -> RequestError:
     """In the words of vLLM, whose API server would have refused it."""
-    return RequestError(f"1 validation error:\n  {what}", kind="Bad Request", param=param)
+    return RequestError(f"1 validation error:\n  {what}", kind=MALFORMED, param=param)
 
 
-def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _FORWARDED if name in headers}

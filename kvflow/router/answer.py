@@ -1,4 +1,4 @@
-"""What goes back to a client: kvflow's headers, OpenAI-shaped errors, and nothing of how nodes talk to each other."""
+"""What goes back to a client: kvflow's headers, errors, and nothing of how nodes talk to each other."""
 
 import json
 import re
@@ -8,11 +8,16 @@ from urllib.parse import quote
 
 from starlette.types import Send
 
+from kvflow.connector.wire import KEY
 from kvflow.errors import KvflowError, RequestError
+from kvflow.router.shapes import OPENAI, Shape
 from kvflow.types import Path, Reason
 
 _LEAKS = re.compile(rb"kv_transfer_params|\bremote_(?:host|port|engine_id|request_id|block_ids)\b")
 _INTERNAL = ("kv_transfer_params", "ec_transfer_params")
+_SIGNS = ("do_remote_prefill", "do_remote_decode", KEY)
+CARRIED = b'"kv_transfer_params":{'
+"""In text that a model or a client wrote, the quotes are escaped."""
 _HEADER_SAFE = "!#$&'()*+,/:;=?@[]^_`{|}~\"<>\\"
 
 Headers = Sequence[tuple[str, str]]
@@ -21,8 +26,10 @@ Headers = Sequence[tuple[str, str]]
 class Reply:
     """One response on its way to the client, over plain ASGI. Knows whether it has begun."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, shape: Shape = OPENAI) -> None:
+        """`shape` is that of errors."""
         self._send = send
+        self._shape = shape
         self.started = False
 
     async def start(self, status: int, content_type: str, headers: Headers, length: int | None = None) -> None:
@@ -46,36 +53,53 @@ class Reply:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def error(self, error: KvflowError, headers: Headers = ()) -> None:
+        """As the whole response, or as the end of a stream that has begun."""
+        if self.started:
+            await self.send(self._shape.event(error))
+            await self.end()
+            return
         retry = getattr(error, "retry_after", None)
         extra = [("retry-after", str(retry))] if retry is not None else []
-        await self.whole(error.status, error_body(error), [*headers, *extra])
+        await self.whole(error.status, self._shape.body(error), [*headers, *extra])
+
+    async def refusal(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        """An engine's own answer to a request that it refuses, unless that speaks of what is between the nodes."""
+        if _LEAKS.search(body):
+            await self.error(RequestError("The engine refused this request.", status=status))
+        else:
+            await self.whole(status, body, (), content_type)
 
 
-def error_body(error: KvflowError) -> bytes:
-    param = error.param if isinstance(error, RequestError) else None
-    info = {"message": str(error), "type": error.kind, "param": param, "code": error.status}
-    return json.dumps({"error": info}, separators=(",", ":")).encode()
-
-
-def error_event(error: KvflowError) -> bytes:
-    """An error in a stream that has begun; shaped as vLLM's own."""
-    return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
-
-
-def strip(answer: Mapping[str, Any]) -> bytes:
-    """An engine's answer, as JSON, without the fields that say where KV lies."""
-    body = {k: v for k, v in answer.items() if k not in _INTERNAL}
+def strip(answer: Mapping[str, Any], *, shows_nulls: bool) -> bytes:
+    """An engine's answer, as JSON, without what says where KV lies; as an engine would give it that moves none."""
+    internal = dict.fromkeys(k for k in _INTERNAL if shows_nulls and k in answer)
+    body = {k: internal.get(k, v) for k, v in answer.items() if k in internal or k not in _INTERNAL}
     try:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can carry
         return json.dumps(body, separators=(",", ":")).encode()
 
 
-def refusal(status: int, body: bytes) -> bytes:
-    """An engine's own answer to a request that it refuses, unless that speaks of what is between the nodes."""
-    if not _LEAKS.search(body):
-        return body
-    return error_body(RequestError("The engine refused this request.", status=status))
+def blank(data: bytes) -> bytes:
+    """The same for JSON that nobody needs to read, alone or in events: what carries a handle becomes null."""
+    at = data.find(CARRIED)
+    while at >= 0:
+        start = at + len(CARRIED) - 1
+        end = _end_of_params(data, start)
+        if end:
+            data = data[:start] + b"null" + data[end:]
+        at = data.find(CARRIED, start)
+    return data
+
+
+def _end_of_params(data: bytes, start: int) -> int:
+    """0 where something else is called the same, as in the schema of a client's tool."""
+    text = data[start:].decode(errors="surrogateescape")
+    try:
+        value, length = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return len(data)
+    return start + len(text[:length].encode(errors="surrogateescape")) if any(s in value for s in _SIGNS) else 0
 
 
 def turn_headers(

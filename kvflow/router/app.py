@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 
@@ -19,16 +19,22 @@ from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
 from kvflow.policies.policy import Policy
-from kvflow.router.admit import admit
-from kvflow.router.answer import Reply, error_body, error_event
+from kvflow.router.admit import DEFAULT_TENANT, admit, read_body
+from kvflow.router.answer import Reply
+from kvflow.router.bindings import Bindings
 from kvflow.router.dispatch import Dispatcher
+from kvflow.router.endpoints import ENDPOINTS, Endpoint
 from kvflow.router.fleet import Fleet
 from kvflow.router.metrics import CONTENT_TYPE, Metrics
+from kvflow.router.passing import READ_BY_ANY, STORED, Passing
+from kvflow.router.releases import Releases
+from kvflow.router.shapes import OPENAI, shape_at
+from kvflow.router.unrouted import not_routed
 from kvflow.router.upstream import EngineError, Upstream
+from kvflow.types import Handle
 
 log = logging.getLogger("kvflow.router")
 
-TURN_ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MODELS_TIMEOUT_S = 10.0
 
 
@@ -59,25 +65,43 @@ class Router:
         """`around` is entered when the router is ready to probe and left after its last turn."""
         self.settings = s = settings or Settings()
         self.policy = policy
-        self.conversations = Conversations(
-            max_count=s.max_conversations, max_bytes=s.max_conversation_bytes, clock=clock
-        )
-        self.upstream = Upstream(connect_timeout_s=s.connect_timeout_s, silence_timeout_s=s.silence_timeout_s)
-        self.fleet = Fleet(nodes, self.upstream, self.conversations.drop_epoch, clock=clock)
         self.metrics = Metrics()
-        self.dispatcher = Dispatcher(self.fleet, self.conversations, self.upstream, self.metrics)
+        self.upstream = Upstream(connect_timeout_s=s.connect_timeout_s, silence_timeout_s=s.silence_timeout_s)
+        self.fleet = Fleet(nodes, self.upstream, self._epoch_ended, clock=clock)
+        self.releases = Releases(self.fleet, self.upstream)
+        self.conversations = Conversations(
+            max_count=s.max_conversations,
+            max_bytes=s.max_conversation_bytes,
+            clock=clock,
+            on_give_up=self._forgotten,
+        )
+        self.bindings = Bindings(s.max_conversations)
+        self.dispatcher = Dispatcher(
+            self.fleet, self.conversations, self.upstream, self.metrics, self.releases, self.bindings
+        )
+        self.passing = Passing(fleet=self.fleet, upstream=self.upstream, bindings=self.bindings)
         self._around = around
         self.app = Starlette(
             routes=self._routes(),
-            exception_handlers={HTTPException: _not_routed, RequestError: _refused, Exception: _broken},
+            exception_handlers={HTTPException: not_routed, RequestError: _refused, Exception: _broken},
             lifespan=self._lifespan,
         )
 
+    def _epoch_ended(self, epoch: str) -> None:
+        self.conversations.drop_epoch(epoch)
+        self.releases.epoch_ended(epoch)
+
+    def _forgotten(self, handle: Handle) -> None:
+        self.metrics.released("forgotten", 1)
+        self.releases.handles([handle])
+
     def _routes(self) -> list[Route]:
-        turns = [Route(path, _TurnEndpoint(self, path), methods=["POST"]) for path in TURN_ENDPOINTS]
+        passed = [*((path, "POST") for path in READ_BY_ANY), *STORED]
         return [
-            *turns,
+            *(Route(e.path, _Engines(_turn(self, e), e.path), methods=["POST"]) for e in ENDPOINTS),
+            *(Route(path, _Engines(_pass(self, path), path), methods=[method]) for path, method in passed),
             Route("/v1/models", self._models),
+            Route("/v1/conversations/{conversation}", self._close, methods=["DELETE"]),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/version", self._version),
@@ -94,7 +118,7 @@ class Router:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):
                     await watching
-                await self.dispatcher.drain()
+                await self.releases.drain()
 
     async def _models(self, _: Request) -> Response:
         """The engines' own answer; both pools serve the same models."""
@@ -105,6 +129,13 @@ class Router:
                     status, body = await self.upstream.get(node.name, url, MODELS_TIMEOUT_S)
                     return Response(body, status, media_type="application/json")
         raise NoNodeError("no node is ready to say which models there are")
+
+    async def _close(self, request: Request) -> Response:
+        """Give back all that is kept of a conversation; the answer has the shape of OpenAI's own."""
+        name = request.path_params["conversation"]
+        if not self.dispatcher.close(DEFAULT_TENANT, name):
+            raise RequestError(f"nothing is kept of a conversation {name!r}", status=404, kind="NotFoundError")
+        return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200)
@@ -121,34 +152,45 @@ class Router:
         return Response(self.metrics.render(self.fleet, self.conversations), media_type=CONTENT_TYPE)
 
 
-@dataclass(frozen=True, slots=True)
-class _TurnEndpoint:
-    """Plain ASGI, so that one task owns a turn from its first byte to its last, and its end frees everything."""
+_Work = Callable[[Request, Reply], Awaitable[None]]
 
-    router: Router = field(repr=False)
+
+def _turn(router: Router, endpoint: Endpoint) -> _Work:
+    async def serve(request: Request, reply: Reply) -> None:
+        s = router.settings
+        admitted = await admit(request, endpoint, router.policy, router.bindings, s.max_body_bytes)
+        await _unless_gone(request.receive, router.dispatcher.serve(admitted, reply))
+
+    return serve
+
+
+def _pass(router: Router, path: str) -> _Work:
+    async def serve(request: Request, reply: Reply) -> None:
+        data = await read_body(request, router.settings.max_body_bytes)
+        await _unless_gone(request.receive, router.passing.serve(request, path, data, reply))
+
+    return serve
+
+
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """What engines answer. Plain ASGI, so that one task owns it from the first byte to the last, and its end frees
+    everything."""
+
+    serve: _Work = field(repr=False)
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(send)
+        reply = Reply(send, shape_at(self.path))
         try:
-            request = Request(scope, receive)
-            admitted = await admit(request, self.path, self.router.policy, self.router.settings.max_body_bytes)
-            await _unless_gone(receive, self.router.dispatcher.serve(admitted, reply))
+            await self.serve(Request(scope, receive), reply)
         except ClientDisconnect:
             log.debug("a client left")
         except KvflowError as e:
-            await _end(reply, e)
+            await reply.error(e)
         except Exception:
             log.exception("unexpected error")
-            await _end(reply, _fault())
-
-
-async def _end(reply: Reply, error: KvflowError) -> None:
-    if not reply.started:
-        await reply.error(error)
-        return
-    await reply.send(error_event(error))
-    await reply.end()
+            await reply.error(_fault())
 
 
 def _fault() -> KvflowError:
@@ -176,23 +218,11 @@ async def _client_leaves(receive: Receive) -> None:
         pass
 
 
-async def _not_routed(request: Request, e: Exception) -> Response:
-    """404 and 405 in the shape that clients of the OpenAI API expect."""
-    assert isinstance(e, HTTPException)
-    what = {
-        404: f"kvflow does not serve {request.url.path}",
-        405: f"{request.url.path} does not take {request.method}",
-    }.get(e.status_code, str(e.detail))
-    kind = {404: "NotFoundError", 405: "MethodNotAllowedError"}.get(e.status_code, "BadRequestError")
-    error = RequestError(what, status=e.status_code, kind=kind)
-    return Response(error_body(error), e.status_code, e.headers, media_type="application/json")
-
-
 async def _refused(_: Request, e: Exception) -> Response:
     assert isinstance(e, RequestError)
     headers = {"retry-after": str(e.retry_after)} if e.retry_after is not None else None
-    return Response(error_body(e), e.status, headers, media_type="application/json")
+    return Response(OPENAI.body(e), e.status, headers, media_type="application/json")
 
 
 async def _broken(_: Request, e: Exception) -> Response:  # noqa: ARG001 - the server logs what is raised again
-    return Response(error_body(_fault()), 500, media_type="application/json")
+    return Response(OPENAI.body(_fault()), 500, media_type="application/json")

@@ -1,31 +1,36 @@
-"""One turn: take the handle, plan, prefill leg, decode leg, answer, keep the new handle."""
+"""One turn: take the handle, plan, prefill leg, decode leg, answer, keep the new handle, give back what is not used."""
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from asyncio import Event
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvflow.connector.wire import RELEASE_PATH, blocks_from_wire, reason_from_wire
-from kvflow.conversations import Conversations, Taken
-from kvflow.errors import RequestError, WireError
+from kvflow.connector.retention import Refusal
+from kvflow.connector.wire import KEY, DecodeReport, blocks_from_wire, reason_from_wire
+from kvflow.conversations import Conversations
+from kvflow.errors import WireError
 from kvflow.router import outcomes
 from kvflow.router.admit import Admitted
-from kvflow.router.answer import Headers, Reply, error_event, refusal, strip, turn_headers
-from kvflow.router.find import id_key, new_conversation
+from kvflow.router.answer import Headers, Reply, strip, turn_headers
+from kvflow.router.bindings import Bindings
+from kvflow.router.claim import Claim
+from kvflow.router.find import BYTES_PER_TOKEN, closing_key, id_key, new_conversation
 from kvflow.router.fleet import Fleet
 from kvflow.router.legs import decode_body, prefill_body
 from kvflow.router.metrics import Metrics
 from kvflow.router.outcomes import Prefilled
+from kvflow.router.releases import Releases, rank
+from kvflow.router.room import Room
 from kvflow.router.stream import EventFilter
 from kvflow.router.upstream import Answer, EngineError, Upstream
 from kvflow.types import NodeState, Path, Plan, Reason, View
 
 log = logging.getLogger("kvflow.router")
 
-DRAIN_S = 2.0
 _SPENT = (Reason.EXPIRED, Reason.NODE_GONE)
 """Why a handle that was not used is of no use later either."""
 
@@ -39,26 +44,48 @@ class EngineFailed(EngineError):
         self.kind = "InternalServerError"
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Turn:
+    """One turn under way."""
+
+    admitted: Admitted
+    conversation: str
+    claim: Claim
+    wanted: bool = True
+    """False once its conversation has been closed: nothing of it is to be kept."""
+    kept: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
     """One try at a turn, with everything decided."""
 
+    turn: _Turn
     admitted: Admitted
-    conversation: str
     plan: Plan
-    taken: Taken | None
-    """The handle that this attempt may use."""
 
 
 class Dispatcher:
-    """Serves turns. Between them it holds nothing but the releases that are under way."""
+    """Serves turns. Between them it holds only estimates of how full the nodes are."""
 
-    def __init__(self, fleet: Fleet, conversations: Conversations, upstream: Upstream, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        conversations: Conversations,
+        upstream: Upstream,
+        metrics: Metrics,
+        releases: Releases,
+        bindings: Bindings,
+    ) -> None:
         self._fleet = fleet
         self._conversations = conversations
         self._upstream = upstream
         self._metrics = metrics
-        self._releases: set[asyncio.Task[None]] = set()
+        self._releases = releases
+        self._bindings = bindings
+        self._room = Room()
+        self._open: defaultdict[bytes, set[_Turn]] = defaultdict(set)
+        """Turns under way, by conversation."""
 
     async def serve(self, admitted: Admitted, reply: Reply) -> None:
         """Answer a turn; a leg that breaks before the answer has begun is made up for once, cold, on other nodes.
@@ -67,60 +94,86 @@ class Dispatcher:
         """
         if not admitted.keys.lookup:
             self._metrics.unkeyed()
+        with self._under_way(admitted) as turn:
+            try:
+                await self._serve(turn, reply)
+            except EngineError as e:
+                if not reply.started:
+                    raise
+                await reply.error(e)
+
+    def close(self, tenant: str, conversation: str) -> bool:
+        """Keep nothing of a conversation any more, and nothing of its turns under way. False if nobody knows it."""
+        key = closing_key(conversation, tenant)
+        under_way = self._open.get(key, ())
+        for turn in under_way:
+            turn.wanted = False
+        handles = self._conversations.remove(key)
+        self._metrics.released("closed", len(handles))
+        self._releases.handles(handles)
+        return bool(handles or under_way)
+
+    @contextmanager
+    def _under_way(self, admitted: Admitted) -> Iterator[_Turn]:
+        """A turn with the handle that it may use; whatever happens, something becomes of that."""
         taken = self._conversations.take(admitted.keys.lookup)
         known = taken.conversation if taken and taken.complete else new_conversation()
-        conversation = admitted.keys.conversation or known
+        claim = Claim(taken, self._conversations, self._releases, self._metrics)
+        turn = _Turn(admitted=admitted, conversation=admitted.keys.conversation or known, claim=claim)
+        key = closing_key(turn.conversation, admitted.scope.tenant)
+        self._open[key].add(turn)
         try:
-            try:
-                await self._try(self._plan(admitted, conversation, taken), reply)
-            except EngineError as e:
-                log.warning("%s", e)
-                if reply.started:
-                    raise
-                await self._try(self._plan(admitted, conversation, None, broken=e.node), reply)
-        except EngineError as e:
-            if not reply.started:
-                raise
-            await reply.send(error_event(e))
-            await reply.end()
+            yield turn
+        finally:
+            claim.end(superseded=not turn.wanted or (turn.kept and taken is not None and taken.complete))
+            self._open[key].discard(turn)
+            if not self._open[key]:
+                del self._open[key]
 
-    def _plan(self, admitted: Admitted, conversation: str, taken: Taken | None, broken: str = "") -> _Attempt:
-        turn = replace(admitted.turn, handle=taken.handle if taken else None)
+    async def _serve(self, turn: _Turn, reply: Reply) -> None:
         try:
-            plan = admitted.policy.plan(turn, _without(self._fleet.view(), broken))
-        except RequestError:
-            self._put_back(taken)
-            raise
-        if taken and plan.path is not Path.PULL and plan.reason not in _SPENT:
-            self._put_back(taken)
-        if not admitted.keys.filing:
+            await self._try(self._plan(turn), reply)
+        except EngineError as e:
+            log.warning("%s", e)
+            if reply.started:
+                raise
+            await self._try(self._plan(turn, broken=e.node), reply)
+
+    def _plan(self, turn: _Turn, broken: str = "") -> _Attempt:
+        a = turn.admitted
+        handle = None if broken else turn.claim.handle
+        asked = replace(a.turn, handle=handle, new_tokens=_new_tokens(turn))
+        plan = a.policy.plan(asked, _without(self._fleet.view(), broken))
+        turn.claim.spent = plan.reason in _SPENT
+        if not a.keys.filing:
             plan = replace(plan, retain_s=0.0)  # nobody could find it again
         if broken:
             plan = replace(plan, reason=Reason.RETRIED)
-        used = taken if plan.path is Path.PULL else None
-        return _Attempt(admitted=admitted, conversation=conversation, plan=plan, taken=used)
-
-    def _put_back(self, taken: Taken | None) -> None:
-        """No engine has heard of the handle: the next turn may have it."""
-        if taken:
-            self._conversations.put_back(taken)
+        return _Attempt(turn=turn, admitted=a, plan=plan)
 
     async def _try(self, attempt: _Attempt, reply: Reply) -> None:
         prefilled = Prefilled()
         if attempt.plan.prefill is not None:
             prefilled = await self._prefill(attempt, attempt.plan.prefill)
         if prefilled.refusal is not None:
-            # The handle is not put back: vLLM can refuse after it has pulled, and a second read would be of other KV.
             status, body = prefilled.refusal
-            await reply.whole(status, refusal(status, body))
+            await reply.refusal(status, body)
         else:
             await self._decode(attempt, prefilled, reply)
 
     async def _prefill(self, attempt: _Attempt, node: str) -> Prefilled:
-        a = attempt.admitted
-        body = prefill_body(a.body, attempt.plan, attempt.taken.handle if attempt.taken else None)
-        async with self._leg(a, node, body) as answer:
-            data = await answer.read()
+        a, claim = attempt.admitted, attempt.turn.claim
+        handle = claim.send(self._fleet.view().node(node)) if attempt.plan.path is Path.PULL else None
+        try:
+            async with self._leg(a, node, prefill_body(a.endpoint, a.body, attempt.plan, handle)) as answer:
+                data = await answer.read()
+        except EngineError as e:
+            if not e.reached:
+                claim.unsent()
+            raise
+        claim.answered(refused=answer.status != 200)
+        if handle:
+            self._room.freed(handle.node, handle.blocks)
         if answer.status != 200:
             return Prefilled(refusal=(answer.status, data))
         prefilled = outcomes.prefilled(node, data)
@@ -130,31 +183,51 @@ class Dispatcher:
         return prefilled
 
     async def _decode(self, attempt: _Attempt, prefilled: Prefilled, reply: Reply) -> None:
-        a, node = attempt.admitted, attempt.plan.decode
-        body = decode_body(a.body, attempt.plan, prefilled.params, prefilled.prompt_digest)
-        with self._released_unless_handed_over(node, prefilled.params) as handed_over:
-            async with self._leg(a, node, body, patient=not a.body.get("stream")) as answer:
+        a, node = attempt.admitted, self._fleet.state(attempt.plan.decode)
+        tokens = prefilled.report.prompt_tokens if prefilled.report else a.turn.prompt_tokens
+        blocks = self._room.expected(node, tokens, a.body)
+        pins = self._to_release(attempt, node, blocks)
+        body = decode_body(a.body, attempt.plan, prefilled.params, prefilled.prompt_digest, pins)
+        with (
+            self._room.leg(node.name, blocks, keeps=attempt.plan.retain_s > 0),
+            self._given_back_unless_begun(node.name, body.get("kv_transfer_params") or {}) as begun,
+        ):
+            async with self._leg(a, node.name, body, patient=not a.body.get("stream")) as answer:
                 if answer.status == 200:
-                    handed_over.set()
+                    begun.set()
+                    if a.binding:
+                        self._bindings.bind(a.binding, node.name)
                     await self._answer(attempt, prefilled, answer, reply)
                 else:
-                    data = refusal(answer.status, await answer.read())
-                    await reply.whole(answer.status, data, (), answer.content_type)
+                    await reply.refusal(answer.status, await answer.read(), answer.content_type)
+
+    def _to_release(self, attempt: _Attempt, node: NodeState, blocks: int) -> list[str]:
+        """Pins that the leg is to release: those given up for its sake, and of the conversation it goes on with."""
+        given_up = self._conversations.give_up(node.name, self._room.shortage(node, attempt.plan, blocks))
+        self._metrics.released("pressure", len(given_up))
+        own = attempt.turn.claim.give_up(node.name) if attempt.plan.path is Path.DIRECT else None
+        handles = [*given_up, own] if own else given_up
+        self._room.freed(node.name, sum(h.blocks for h in handles))
+        # Of several data-parallel ranks nobody knows which one will get the leg.
+        self._releases.handles(h for h in handles if rank(h) is not None)
+        return [h.pin for h in handles if rank(h) is None and h.epoch == node.epoch]
 
     async def _answer(self, attempt: _Attempt, prefilled: Prefilled, answer: Answer, reply: Reply) -> None:
         path, reason, headers = _account(attempt, prefilled)
         if answer.streamed:
-            await self._stream(attempt, answer, path, headers, reply)
+            await self._stream(attempt, prefilled, answer, path, headers, reply)
         else:
-            await self._whole(attempt, answer, headers, reply)
+            await self._whole(attempt, prefilled, answer, headers, reply)
         self._metrics.turn(path, reason)
 
-    async def _stream(self, attempt: _Attempt, answer: Answer, path: Path, headers: Headers, reply: Reply) -> None:
+    async def _stream(
+        self, attempt: _Attempt, prefilled: Prefilled, answer: Answer, path: Path, headers: Headers, reply: Reply
+    ) -> None:
         events = EventFilter()
         async for chunk in answer.chunks():
             out = events.feed(chunk)
             if events.params is not None:
-                self._keep(attempt, events.params)
+                self._keep(attempt, prefilled, events.params)
                 events.params = None
             if not out:
                 continue
@@ -167,42 +240,60 @@ class Dispatcher:
         await reply.send(events.rest())
         await reply.end()
 
-    async def _whole(self, attempt: _Attempt, answer: Answer, headers: Headers, reply: Reply) -> None:
+    async def _whole(
+        self, attempt: _Attempt, prefilled: Prefilled, answer: Answer, headers: Headers, reply: Reply
+    ) -> None:
         body = outcomes.json_object(answer.node, await answer.read())
         if isinstance(params := body.get("kv_transfer_params"), dict):
-            self._keep(attempt, params)
-        await reply.whole(answer.status, strip(body), headers, answer.content_type)
+            self._keep(attempt, prefilled, params)
+        data = strip(body, shows_nulls=attempt.admitted.endpoint.shows_nulls)
+        await reply.whole(answer.status, data, headers, answer.content_type)
 
-    def _keep(self, attempt: _Attempt, params: dict[str, Any]) -> None:
+    def _keep(self, attempt: _Attempt, prefilled: Prefilled, params: dict[str, Any]) -> None:
         """File the handle of the finished turn, if the decode node kept anything."""
-        node, a = attempt.plan.decode, attempt.admitted
+        node, turn = attempt.plan.decode, attempt.turn
         try:
             report = outcomes.decode_report(params)
             if report is None:
                 return
-            self._metrics.decoded(node, report)
-            self._report_blocks(node, report.blocks)
+            self._reported(node, report, prefilled)
             if not report.retained:
                 return
-            handle = outcomes.handle(node, params, report, self._fleet.view().now)
+            handle = outcomes.handle(node, params, report, self._fleet.now())
         except WireError as e:
             log.warning("%s ended a turn in a way that makes no sense; nothing is kept: %s", node, e)
             return
-        keys = (*a.keys.filing, id_key(attempt.conversation, a.scope))
-        self._conversations.put(attempt.conversation, keys, handle)
+        if not turn.wanted:
+            self._releases.handles([handle])
+            return
+        a = attempt.admitted
+        keys = (*a.keys.filing, id_key(turn.conversation, a.scope), closing_key(turn.conversation, a.scope.tenant))
+        self._conversations.put(turn.conversation, keys, handle, tenant=a.scope.tenant)
+        turn.kept = True
+
+    def _reported(self, node: str, report: DecodeReport, prefilled: Prefilled) -> None:
+        """What the end of a turn says about the node and about answers."""
+        self._metrics.decoded(node, report)
+        self._report_blocks(node, report.blocks)
+        if report.refused == Refusal.SHARE:
+            self._room.refused()
+        elif report.retained and prefilled.report:
+            self._room.answered(report.tokens + 1 - prefilled.report.prompt_tokens)
 
     def _report_blocks(self, node: str, blocks: dict[str, int] | None) -> None:
         try:
             self._fleet.report_blocks(node, blocks_from_wire(blocks))
         except WireError as e:
             log.warning("%s reported its blocks in a way that makes no sense: %s", node, e)
+        else:
+            self._room.reported(node)
 
     @asynccontextmanager
     async def _leg(
         self, a: Admitted, node: str, body: dict[str, Any], *, patient: bool = False
     ) -> AsyncIterator[Answer]:
         """One leg on a node: counted while it lasts, and held for or against the node when it ends."""
-        url = self._fleet.url(node) + a.endpoint
+        url = self._fleet.url(node) + a.endpoint.path
         with self._fleet.leg(node, a.turn.prompt_tokens):
             try:
                 async with self._upstream.post(node, url, body, a.headers, patient=patient) as answer:
@@ -217,34 +308,22 @@ class Dispatcher:
             self._fleet.succeeded(node)
 
     @contextmanager
-    def _released_unless_handed_over(self, node: str, params: dict[str, Any] | None) -> Iterator[asyncio.Event]:
-        """See to it that a prefill node does not keep a prompt for a decode leg that never began."""
-        handed_over = asyncio.Event()
+    def _given_back_unless_begun(self, node: str, params: Mapping[str, Any]) -> Iterator[Event]:
+        """What a decode leg that never began was to read is not waited with, and what it was to release is released."""
+        begun = Event()
         try:
-            yield handed_over
+            yield begun
         finally:
-            if params and not handed_over.is_set():
-                self._in_background(self._release(node, params))
+            if not begun.is_set() and (params.get("do_remote_prefill") or "release" in params.get(KEY, {})):
+                self._releases.leg(node, params)
 
-    async def _release(self, node: str, params: dict[str, Any]) -> None:
-        url, body = self._fleet.url(node) + RELEASE_PATH, {"kv_transfer_params": params}
-        try:
-            async with self._upstream.post(node, url, body, {}):
-                return
-        except EngineError as e:
-            log.info("a prompt stays with its prefill node until its lease ends: %s", e)
 
-    async def drain(self) -> None:
-        """Let the releases that are under way come to their end, but not for long: leases end by themselves."""
-        if self._releases:
-            _, late = await asyncio.wait(self._releases, timeout=DRAIN_S)
-            for task in late:
-                task.cancel()
-
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work, name="release")
-        self._releases.add(task)
-        task.add_done_callback(self._releases.discard)
+def _new_tokens(turn: _Turn) -> int:
+    """Of the prompt, those that the handle does not cover."""
+    a, taken = turn.admitted, turn.claim.taken
+    if taken is None:
+        return a.turn.prompt_tokens
+    return a.keys.beyond[a.keys.lookup.index(taken.key)] // BYTES_PER_TOKEN
 
 
 def _account(attempt: _Attempt, prefilled: Prefilled) -> tuple[Path, Reason | None, Headers]:
@@ -257,7 +336,7 @@ def _account(attempt: _Attempt, prefilled: Prefilled) -> tuple[Path, Reason | No
         path=path,
         pulled=prefilled.pulled,
         reason=reason,
-        conversation=attempt.conversation,
+        conversation=attempt.turn.conversation,
         prefill=plan.prefill,
         decode=plan.decode,
     )

@@ -8,12 +8,14 @@ else, because the prefill node verifies token by token before it pulls.
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from kvflow.errors import RequestError
+from kvflow.router.endpoints import Endpoint
+from kvflow.router.history import Message, by_model, settled
 
 TEXT_CHUNK = 256
 """Characters of a plain prompt that are hashed together; less than that is not worth keeping."""
@@ -56,18 +58,23 @@ def new_conversation() -> str:
     return f"c-{secrets.token_hex(8)}"
 
 
-def find_keys(body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope, length: int) -> Keys:
+def find_keys(
+    endpoint: Endpoint, body: Mapping[str, Any], headers: Mapping[str, str], scope: Scope, length: int
+) -> Keys:
     """`length` is that of the whole body, in bytes. Raises `RequestError` for a conversation id that is no id."""
     given = _explicit_id(body, headers)
-    root = _root(scope, given or "")
-    found = _content_keys(body, root)
+    messages = endpoint.messages(body) if endpoint.messages else None
+    found = _earlier_answer(endpoint, body, scope, length) or _content_keys(messages, body, _root(scope, given or ""))
+    filing = found.filing
+    if endpoint.stores and isinstance(own := body.get("request_id"), str):
+        filing = (*filing, _answer_key(own, scope))
     if given is None:
-        return found
+        return replace(found, filing=filing if endpoint.keepable(body) else ())
     # Where one id is used for several conversations, such as that of a whole session, the messages tell them apart,
     # and one that only begins must not take the handle of another.
     last = id_key(given, scope)
-    filing = (*found.filing, last)
-    if _begins(body):
+    filing = (*filing, last) if endpoint.keepable(body) else ()
+    if messages is not None and not any(map(by_model, messages)):
         return Keys(found.lookup, filing, found.beyond, given)
     return Keys((*found.lookup, last), filing, (*found.beyond, length), given)
 
@@ -76,19 +83,23 @@ def id_key(conversation: str, scope: Scope) -> bytes:
     return _link(_root(scope, conversation), b"id")
 
 
-def _begins(body: Mapping[str, Any]) -> bool:
-    """Whether nobody has answered in this chat yet."""
-    messages = body.get("messages")
-    return isinstance(messages, list) and not any(
-        isinstance(m, Mapping) and m.get("role") == "assistant" for m in messages
-    )
+def closing_key(conversation: str, tenant: str) -> bytes:
+    """Under what all of a conversation is found, whatever its model and cache salt."""
+    return _link(b"", json.dumps([tenant, conversation]).encode())
 
 
-def _content_keys(body: Mapping[str, Any], root: bytes) -> Keys:
-    messages = body.get("messages")
-    if isinstance(messages, list):
-        return _message_keys(messages, root) if all(isinstance(m, Mapping) for m in messages) else Keys((), ())
-    return _prompt_keys(body.get("prompt"), root)
+def _earlier_answer(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope, length: int) -> Keys | None:
+    """A request that names the answer it follows carries only what is new."""
+    earlier = body.get("previous_response_id") if endpoint.stores else None
+    return Keys((_answer_key(earlier, scope),), (), (length,)) if isinstance(earlier, str) else None
+
+
+def _answer_key(response: str, scope: Scope) -> bytes:
+    return _link(_root(scope, response), b"response")
+
+
+def _content_keys(messages: Sequence[Message] | None, body: Mapping[str, Any], root: bytes) -> Keys:
+    return _prompt_keys(body.get("prompt"), root) if messages is None else _message_keys(messages, root)
 
 
 def _explicit_id(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
@@ -121,17 +132,17 @@ def _decoded(header: str) -> str:
 
 def _message_keys(messages: Sequence[Mapping[str, Any]], root: bytes) -> Keys:
     """Every prefix can find a conversation; it is filed under those at which a request of it ended."""
-    parts = [_packed(message) for message in messages[:MAX_LINKS]]
+    parts = [_packed(settled(message)) for message in messages[:MAX_LINKS]]
     left = sum(map(len, parts)) + (len(_packed(messages[MAX_LINKS:])) if len(messages) > MAX_LINKS else 0)
     chain: list[bytes] = []
     beyond: list[int] = []
     ends: list[int] = []
     for i, part in enumerate(parts):
         left -= len(part)
-        if messages[i].get("role") != "assistant":
+        if not by_model(messages[i]):
             chain.append(part)
             beyond.append(left)
-            if i + 1 == len(messages) or messages[i + 1].get("role") == "assistant":
+            if i + 1 == len(messages) or by_model(messages[i + 1]):
                 ends.append(len(chain) - 1)
         elif beyond:
             beyond[-1] = left
@@ -179,10 +190,6 @@ def _chained(parts: Iterable[bytes], link: bytes) -> Iterator[bytes]:
 
 def _link(before: bytes, data: bytes) -> bytes:
     return blake2b(data, digest_size=16, key=before).digest()
-
-
-def _packed(message: object) -> bytes:
-    return _bytes(json.dumps(message, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
 
 
 def _packed(message: object) -> bytes:

@@ -49,11 +49,18 @@ class Fleet:
         self._on_epoch_end = on_epoch_end
         self._clock = clock
 
+    def now(self) -> float:
+        """On the clock of `Handle.deadline`."""
+        return self._clock()
+
     def view(self) -> View:
         states = [m.state for m in self._members.values()]
         prefill = tuple(s for s in states if s.role is Role.PREFILL)
         decode = tuple(s for s in states if s.role is Role.DECODE)
         return View(now=self._clock(), prefill=prefill, decode=decode)
+
+    def state(self, name: str) -> NodeState:
+        return self._members[name].state
 
     def url(self, name: str) -> str:
         return self._members[name].spec.url

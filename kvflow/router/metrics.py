@@ -33,6 +33,9 @@ class Metrics:
         )
         self._unkeyed = Counter("kvflow_unkeyed_turns", "Turns that no conversation could be derived for", registry=r)
         self._kept = Counter("kvflow_turns_kept", "What became of the KV at the end of turns", ["outcome"], registry=r)
+        self._released = Counter(
+            "kvflow_handles_released", "Handles given back before their time, by why", ["why"], registry=r
+        )
         self._handles = Gauge("kvflow_handles", "Handles held", registry=r)
         self._handle_bytes = Gauge("kvflow_handle_bytes", "Memory that the handles take, about", registry=r)
         self._pinned = Gauge("kvflow_pinned_share", "Share of a node's block pool that is pinned", ["node"], registry=r)
@@ -54,6 +57,10 @@ class Metrics:
         self._kept.labels("kept" if report.retained else report.refused or "not-kept").inc()
         if report.load_failed:
             self._fallbacks.labels(node).inc()
+
+    def released(self, why: str, count: int) -> None:
+        """`pressure`, `superseded`, `closed`, `expired`, `unused` or `forgotten`."""
+        self._released.labels(why).inc(count)
 
     def first_token(self, path: Path, seconds: float) -> None:
         self._ttft.labels(path).observe(seconds)

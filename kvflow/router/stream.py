@@ -5,18 +5,21 @@ import logging
 import re
 from typing import Any
 
+from kvflow.router.answer import CARRIED, blank
+
 log = logging.getLogger("kvflow.router")
 
 _OURS = re.compile(rb"(?:\A|(?<=\n))event: kvflow\r?\ndata: ?([^\r\n]*)\r?\n\r?\n")
 _BEGINS_OURS = b"event: kvflow"
 _ENDS = (b"\n\n", b"\r\n\r\n")
 MAX_EVENT_BYTES = 16 * 2**20
-"""Longer ones are passed on in pieces; none of kvflow's is so long."""
+"""Longer ones are passed on in pieces, up to where a handle begins; none of kvflow's is so long."""
 
 
 class EventFilter:
-    """Takes the `kvflow` event out of a stream of server-sent events, wherever the network cut it.
+    """Takes the `kvflow` event, and handles in events of vLLM's own, out of a stream of server-sent events.
 
+    (vLLM shows a handle in `response.completed`.) It does not matter where the network cut the stream.
     Only whole events leave, so that a stream that breaks can still be ended with an event that says so. Engines escape
     line breaks inside their events, so no generated text can imitate the beginning of ours.
     """
@@ -32,14 +35,21 @@ class EventFilter:
         self._held += chunk
         end = max(self._held.rfind(e, searched) + len(e) if e in self._held[searched:] else 0 for e in _ENDS)
         if not end and len(self._held) > MAX_EVENT_BYTES:
-            end = len(self._held)
+            end = self._piece()
         out = bytes(self._held[:end])
         del self._held[:end]
-        return _OURS.sub(self._take, out) if _BEGINS_OURS in out else out
+        if _BEGINS_OURS in out:
+            out = _OURS.sub(self._take, out)
+        return blank(out) if CARRIED in out else out
+
+    def _piece(self) -> int:
+        """How much of an event that is too long to hold may go."""
+        carried = self._held.find(CARRIED)
+        return carried if carried >= 0 else len(self._held) - len(CARRIED)
 
     def rest(self) -> bytes:
         """What is still owed to the client when the engine has ended its stream without a blank line."""
-        return b"" if self._held.startswith(_BEGINS_OURS) else bytes(self._held)
+        return b"" if self._held.startswith(_BEGINS_OURS) else blank(bytes(self._held))
 
     def _take(self, found: re.Match[bytes]) -> bytes:
         self.params = _parse(found[1]) or self.params

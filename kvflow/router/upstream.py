@@ -96,13 +96,23 @@ class Upstream:
 
         `patient` is for answers that come as a whole, when they are complete: silence then means nothing.
         """
-        assert self._session is not None
         data = json.dumps(body, separators=(",", ":")).encode()
         sent = {**headers, "content-type": "application/json"}
+        async with self.request("POST", node, url, data, sent, patient=patient) as answer:
+            yield answer
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, node: str, url: str, data: bytes, headers: Mapping[str, str], *, patient: bool = False
+    ) -> AsyncIterator[Answer]:
+        """As `post`, for what is sent as it is."""
+        assert self._session is not None
         patience = aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s)
         timeout = patience if patient else self._timeout
         with _translated(node):
-            response = await self._session.post(url, data=data, headers=sent, timeout=timeout, allow_redirects=False)
+            response = await self._session.request(
+                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            )
             if 300 <= response.status < 400:
                 response.close()
                 raise EngineError(node, "wants to send the request somewhere else", reached=True)

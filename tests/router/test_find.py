@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from kvflow.errors import RequestError
+from kvflow.router.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Endpoint
 from kvflow.router.find import MAX_LINKS, TEXT_CHUNK, Keys, Scope, find_keys, id_key
 
 SCOPE = Scope("tenant", "model", "")
@@ -11,8 +12,13 @@ WHOLE = 12345
 WHOLE = 12345
 
 
-def keys(body: Mapping[str, Any], headers: Mapping[str, str] | None = None, scope: Scope = SCOPE) -> Keys:
-    return find_keys(body, headers or {}, scope, WHOLE)
+def keys(
+    body: Mapping[str, Any],
+    headers: Mapping[str, str] | None = None,
+    scope: Scope = SCOPE,
+    endpoint: Endpoint | None = None,
+) -> Keys:
+    return find_keys(endpoint or (COMPLETIONS if "prompt" in body else CHAT), body, headers or {}, scope, WHOLE)
 
 
 def chat(*texts: str, system: str | None = None) -> dict[str, Any]:

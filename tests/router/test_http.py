@@ -105,7 +105,10 @@ async def test_a_conversation_id_that_is_none_is_refused_by_name(value: object) 
 async def test_routes_that_are_not_there_say_so() -> None:
     async with cluster() as c:
         missing = await c.post("/v1/embeddings", {})
-        assert (missing.status, missing.json["error"]["message"]) == (404, "kvflow does not serve /v1/embeddings")
+        assert missing.status == 404
+        assert "vLLM has /v1/embeddings, but kvflow does not route it" in missing.json["error"]["message"]
+        error = {"message": "Not Found", "type": "Not Found", "param": None, "code": 404}
+        assert (await c.post("/v1/nothing", {})).json == {"error": error}
         wrong = await c.get("/v1/chat/completions")
         assert (wrong.status, wrong.json["error"]["code"]) == (405, 405)
         assert wrong.headers["allow"] == "POST"

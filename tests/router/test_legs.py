@@ -2,7 +2,9 @@ from typing import Any
 
 import pytest
 
-from kvflow.router.legs import clean, decode_body, prefill_body, splittable
+from kvflow.router.endpoints import CHAT as CHAT_ENDPOINT
+from kvflow.router.endpoints import COMPLETIONS, MESSAGES, RESPONSES
+from kvflow.router.legs import clean, decode_body, prefill_body
 from kvflow.types import Handle, Path, Plan
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -40,6 +42,7 @@ def test_what_clients_may_not_set_is_removed_at_every_depth() -> None:
 
 def test_the_prefill_leg_asks_for_one_token_and_nothing_that_shapes_the_answer() -> None:
     body = prefill_body(
+        CHAT_ENDPOINT,
         {
             **CHAT,
             "stream": True,
@@ -76,11 +79,11 @@ def test_the_prefill_leg_asks_for_one_token_and_nothing_that_shapes_the_answer()
 
 
 def test_max_completion_tokens_is_not_added_where_it_was_not() -> None:
-    assert "max_completion_tokens" not in prefill_body(CHAT, PLAN, None)
+    assert "max_completion_tokens" not in prefill_body(CHAT_ENDPOINT, CHAT, PLAN, None)
 
 
 def test_a_handle_is_forwarded_untouched_with_its_fingerprint_and_the_threshold() -> None:
-    params = prefill_body(CHAT, PLAN, HANDLE)["kv_transfer_params"]
+    params = prefill_body(CHAT_ENDPOINT, CHAT, PLAN, HANDLE)["kv_transfer_params"]
     assert params == {
         "do_remote_prefill": False,
         "do_remote_decode": True,
@@ -120,8 +123,8 @@ def test_one_node_alone_gets_the_request_as_it_came_unless_it_keeps_the_turn() -
     ],
 )
 def test_what_two_nodes_cannot_do_together(extra: dict[str, Any]) -> None:
-    assert splittable(CHAT)
-    assert not splittable({**CHAT, **extra})
+    assert CHAT_ENDPOINT.splittable(CHAT)
+    assert not CHAT_ENDPOINT.splittable({**CHAT, **extra})
 
 
 @pytest.mark.parametrize(
@@ -129,4 +132,4 @@ def test_what_two_nodes_cannot_do_together(extra: dict[str, Any]) -> None:
     [("text", True), ([1, 2], True), (["a", "b"], False), ([[1], [2]], False), ("", False), ([], False), (None, False)],
 )
 def test_only_a_single_prompt_can_be_split(prompt: object, expected: bool) -> None:
-    assert splittable({"prompt": prompt}) is expected
+    assert COMPLETIONS.splittable({"prompt": prompt}) is expected

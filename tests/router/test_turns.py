@@ -279,7 +279,7 @@ async def test_pools_of_any_size_keep_a_conversation_on_its_decode_node() -> Non
         c.check()
 
 
-SECRETS = ("kv_transfer_params", "remote_", "block_ids", "do_remote", "127.0.0.1", '"fingerprint"', "event: kvflow")
+SECRETS = ('"kv_transfer_params":{', "remote_", "block_ids", "do_remote", "127.0.0.1", '"fingerprint"', "event: kvflow")
 
 
 @pytest.mark.parametrize("stream", [True, False])

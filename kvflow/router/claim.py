@@ -1,0 +1,84 @@
+"""The handle that a turn has taken out of the store, until it is known what becomes of it."""
+
+from enum import Enum, auto
+
+from kvflow.conversations import Conversations, Taken
+from kvflow.router.metrics import Metrics
+from kvflow.router.releases import Releases
+from kvflow.types import Handle, NodeState
+
+
+class _State(Enum):
+    UNUSED = auto()
+    """No engine has heard of it."""
+    SENT = auto()
+    """A prefill engine may be reading it."""
+    DONE = auto()
+    """Read, or given up."""
+
+
+class Claim:
+    """Belongs to one turn, which must call `end`."""
+
+    def __init__(
+        self, taken: Taken | None, conversations: Conversations, releases: Releases, metrics: Metrics
+    ) -> None:
+        self.taken = taken
+        self.spent = False
+        """Found to be of no use to anybody."""
+        self._conversations = conversations
+        self._releases = releases
+        self._metrics = metrics
+        self._state = _State.UNUSED if taken else _State.DONE
+        self._reader: NodeState | None = None
+
+    @property
+    def handle(self) -> Handle | None:
+        """The handle, as long as nobody has used it."""
+        return self.taken.handle if self.taken and self._state is _State.UNUSED else None
+
+    def send(self, reader: NodeState | None) -> Handle | None:
+        """Hand it to a prefill node. From now on it is never put back: a second read could be of other KV."""
+        handle, self._reader = self.handle, reader
+        if handle:
+            self._state = _State.SENT
+        return handle
+
+    def unsent(self) -> None:
+        """The node was not reached after all."""
+        if self._state is _State.SENT:
+            self._state = _State.UNUSED
+
+    def answered(self, *, refused: bool) -> None:
+        """The prefill leg has come to its end, and with it all reading. vLLM can refuse without having looked at it."""
+        if self._state is _State.SENT:
+            self._state = _State.DONE
+            if refused and self.taken:
+                self._release(self.taken.handle, "unused")
+
+    def give_up(self, node: str) -> Handle | None:
+        """Take it for the release list of a leg on `node`, if that is where it is kept."""
+        handle = self.handle
+        if handle is None or handle.node != node:
+            return None
+        self._state = _State.DONE
+        return handle
+
+    def end(self, *, superseded: bool) -> None:
+        """The turn is over. `superseded`: it has left a handle of its own, or nothing is to be kept any more."""
+        if self.taken is None:
+            return
+        handle = self.taken.handle
+        if self._state is _State.SENT:
+            self._releases.in_doubt(handle, self._reader)
+        elif self._state is _State.UNUSED and self.spent:
+            self._release(handle, "expired")
+        elif self._state is _State.UNUSED and superseded:
+            self._release(handle, "superseded")
+        elif self._state is _State.UNUSED:
+            self._conversations.put_back(self.taken)
+        self._state = _State.DONE
+
+    def _release(self, handle: Handle, why: str) -> None:
+        self._metrics.released(why, 1)
+        self._releases.handles([handle])

@@ -1,0 +1,54 @@
+"""kvflow's own errors, in the shape of the API that a client speaks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from kvflow.errors import KvflowError, RequestError
+
+MALFORMED = HTTPStatus.BAD_REQUEST.phrase
+"""Kind of what vLLM refuses before it looks at the endpoint; OpenAI-shaped on every one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    body: Callable[[KvflowError], bytes]
+    event: Callable[[KvflowError], bytes]
+    """The end of a stream that has begun."""
+
+
+def shape_at(path: str) -> Shape:
+    if path.startswith("/v1/messages"):
+        return ANTHROPIC
+    return RESPONSES if path.startswith("/v1/responses") else OPENAI
+
+
+def _openai(error: KvflowError) -> dict[str, Any]:
+    param = error.param if isinstance(error, RequestError) else None
+    return {"error": {"message": str(error), "type": error.kind, "param": param, "code": error.status}}
+
+
+def _anthropic(error: KvflowError) -> dict[str, Any]:
+    if error.kind == MALFORMED:
+        return _openai(error)
+    return {"type": "error", "error": {"type": error.kind, "message": str(error)}}
+
+
+def _packed(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+OPENAI = Shape(
+    body=lambda e: _packed(_openai(e)),
+    event=lambda e: b"data: " + _packed(_openai(e)) + b"\n\ndata: [DONE]\n\n",
+)
+RESPONSES = Shape(
+    body=OPENAI.body,
+    event=lambda e: b"event: error\ndata: " + _packed({"type": "error", **_openai(e)}) + b"\n\n",
+)
+ANTHROPIC = Shape(
+    body=lambda e: _packed(_anthropic(e)),
+    event=lambda e: b"event: error\ndata: " + _packed(_anthropic(e)) + b"\n\n",
+)
