@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-from kvflow.nodes.simulated import Engine, Fabric, shapes
+from kvflow.nodes.simulated import Engine, Fabric, messages, responses, shapes
 from kvflow.nodes.simulated.replies import events, reply
 from kvflow.nodes.simulated.requests import Call, Refused, chat, completion
 from kvflow.types import Role
@@ -64,6 +65,31 @@ async def test_streamed_completions(vllm: dict[str, Any]) -> None:
     assert [keys(first), keys(end)] == [keys(vllm["text chunk"]), keys(vllm["text end"])]
     usage = (await stream(completion(WITH_USAGE, SMALL, None)))[-1]
     assert keys(usage) == keys(vllm["text usage"])
+
+
+async def by_type(events: AsyncGenerator[bytes]) -> dict[str, Any]:
+    async with aclosing(events) as parts:
+        bodies = [json.loads(e.partition(b"data: ")[2]) async for e in parts]
+    return {b["type"]: b for b in bodies}
+
+
+async def test_responses(vllm: dict[str, Any]) -> None:
+    asked = responses.parse({}, {"input": "Hello.", "max_output_tokens": 40}, SMALL)
+    assert keys(await responses.reply(engine(), asked)) == keys(vllm["responses"])
+    found = await by_type(responses.events(engine(), asked))
+    whole = {k: found[k].pop("response") for k in found if "response" in found[k]}
+    theirs = vllm["responses events"]
+    assert {k: keys(v) for k, v in whole.items()} == {k: keys(theirs[k].pop("response")) for k in whole}
+    assert {k: keys(v) for k, v in found.items()} == {k: keys(v) for k, v in theirs.items()}
+
+
+async def test_messages(vllm: dict[str, Any]) -> None:
+    call = messages.parse({**BODY, "model": SMALL.model}, SMALL, None)
+    assert keys(await messages.reply(engine(), call)) == keys(vllm["messages"])
+    found = await by_type(messages.events(engine(), call))
+    assert {k: keys(v) for k, v in found.items()} == {k: keys(v) for k, v in vllm["messages events"].items()}
+    assert keys(messages.count(BODY)) == keys(vllm["count_tokens"])
+    assert keys(messages.anthropic(Refused("x", param=None)).body) == keys(vllm["messages error"])
 
 
 def test_models_and_errors(vllm: dict[str, Any]) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,15 +17,17 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from kvflow.connector import wire
-from kvflow.nodes.simulated import requests, shapes
+from kvflow.nodes.simulated import messages, replies, requests, responses, shapes
 from kvflow.nodes.simulated.engine import VLLM, Engine
 from kvflow.nodes.simulated.language import tokenize
-from kvflow.nodes.simulated.replies import events, reply
-from kvflow.nodes.simulated.requests import Call, Refused
+from kvflow.nodes.simulated.requests import Refused
 from kvflow.nodes.simulated.settings import Settings
 
 _CLIENT_GONE = 499
-Parser = Callable[[dict[str, Any], Settings, str | None], Call]
+Asked = TypeVar("Asked")
+Parser = Callable[[dict[str, Any], Settings, str | None], Asked]
+Replier = Callable[[Engine, Asked], Awaitable[dict[str, Any]]]
+Streamer = Callable[[Engine, Asked], AsyncGenerator[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +45,19 @@ class App:
     def __init__(self, engine: Engine, *, keep: int = 256) -> None:
         self.engine = engine
         self.received: deque[Received] = deque(maxlen=keep)
+        self._stored: responses.Store = {}
         self._asgi = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._completion, methods=["POST"]),
+                Route("/v1/responses", self._responses, methods=["POST"]),
+                Route("/v1/responses/{response_id}", self._stored_response),
+                Route("/v1/responses/{response_id}/cancel", self._cancel, methods=["POST"]),
+                Route("/v1/messages", self._messages, methods=["POST"]),
+                Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/v1/models", self._models),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
                 Route("/health", self._health),
                 Route("/version", self._version),
                 Route("/metrics", self._metrics),
@@ -63,27 +73,60 @@ class App:
         await self._asgi(scope, receive, send)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._serve(request, requests.chat)
+        return await self._serve(request, requests.chat, replies.reply, replies.events)
 
     async def _completion(self, request: Request) -> Response:
-        return await self._serve(request, requests.completion)
+        return await self._serve(request, requests.completion, replies.reply, replies.events)
 
-    async def _serve(self, request: Request, parser: Parser) -> Response:
+    async def _messages(self, request: Request) -> Response:
+        return await self._serve(request, messages.parse, messages.reply, messages.events)
+
+    async def _responses(self, request: Request) -> Response:
+        parse = partial(responses.parse, self._stored)
+        return await self._serve(request, parse, responses.reply, responses.events)
+
+    async def _serve(
+        self, request: Request, parse: Parser[Asked], reply: Replier[Asked], events: Streamer[Asked]
+    ) -> Response:
         body = await self._body(request)
-        return await _unless_gone(request, self._answer(body, parser, request.headers.get("x-request-id")))
+        work = self._answer(body, request.headers.get("x-request-id"), parse, reply, events)
+        return await _unless_gone(request, work)
 
-    async def _answer(self, body: dict[str, Any], parser: Parser, request_id: str | None) -> Response:
+    async def _answer(
+        self,
+        body: dict[str, Any],
+        request_id: str | None,
+        parse: Parser[Asked],
+        reply: Replier[Asked],
+        events: Streamer[Asked],
+    ) -> Response:
         await self._faults()
         try:
             seen = {k: v for k, v in body.items() if k not in self.engine.faults.ignored_fields}
-            call = parser(seen, self.engine.settings, request_id)
+            asked = parse(seen, self.engine.settings, request_id)
         except Refused as e:
             if not e.malformed:
                 self._reject(body)
             raise
-        if call.stream:
-            return _Stream(events(self.engine, call), self.engine.faults.stream_breaks())
-        return JSONResponse(await reply(self.engine, call))
+        if body.get("stream"):
+            return _Stream(events(self.engine, asked), self.engine.faults.stream_breaks())
+        return JSONResponse(await reply(self.engine, asked))
+
+    async def _stored_response(self, request: Request) -> Response:
+        return JSONResponse(self._stored_as(request.path_params["response_id"]))
+
+    async def _cancel(self, request: Request) -> Response:
+        self._stored_as(request.path_params["response_id"])
+        message = "Cannot cancel a synchronous response."
+        raise Refused(message, param="response_id", kind="invalid_request_error")
+
+    def _stored_as(self, name: str) -> dict[str, Any]:
+        if name not in self._stored:
+            raise responses.not_found(name)
+        return dict(self._stored[name].response)
+
+    async def _count_tokens(self, request: Request) -> Response:
+        return JSONResponse(messages.count(await self._body(request)))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         try:
@@ -122,6 +165,12 @@ class App:
         tokens = tokenize(prompt if isinstance(prompt, str) else requests.chat_prompt(body))
         limit = self.engine.settings.max_model_len
         return JSONResponse({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None})
+
+    async def _detokenize(self, request: Request) -> Response:
+        """Its tokens are hashes, so the text of one is its number."""
+        body = await self._body(request)
+        requests.check_model(body, self.engine.settings)
+        return JSONResponse({"prompt": " ".join(map(str, body.get("tokens") or ()))})
 
     async def _health(self, request: Request) -> Response:  # noqa: ARG002
         return Response()

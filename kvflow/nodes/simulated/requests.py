@@ -22,7 +22,7 @@ class Refused(Exception):
         self.status = status
         self.malformed = kind == MALFORMED
         """Refused by vLLM's validation, before any of its handlers sees the request."""
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+        self.body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def parse(content_type: str, data: bytes) -> dict[str, Any]:
         what = {"type": "json_invalid", "loc": at, "msg": "JSON decode error", "ctx": {"error": str(e).split(":")[0]}}
         raise _invalid(what, param=at) from None
     if not isinstance(body, dict):
-        raise _wrong("body", "model_attributes_type", "Input should be a valid dictionary", body)
+        raise wrong("body", "model_attributes_type", "Input should be a valid dictionary", body)
     return body
 
 
@@ -72,9 +72,9 @@ def chat(body: Mapping[str, Any], settings: Settings, request_id: str | None) ->
 def chat_prompt(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
     if "messages" not in body:
-        raise _wrong("body.messages", "missing", "Field required", body)
+        raise wrong("body.messages", "missing", "Field required", body)
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise _wrong("body.messages", "list_type", "Input should be a valid list", messages)
+        raise wrong("body.messages", "list_type", "Input should be a valid list", messages)
     opens = bool(body.get("add_generation_prompt", True))
     return render(messages, body.get("tools"), open_answer=opens)
 
@@ -88,14 +88,14 @@ def completion(body: Mapping[str, Any], settings: Settings, request_id: str | No
 def _prompts(prompt: object) -> list[list[int]]:
     """A text, several texts, token ids, or several lists of token ids."""
     if not prompt:
-        raise _wrong("body", "value_error", "Either prompt or prompt_embeds must be provided and non-empty.", prompt)
+        raise wrong("body", "value_error", "Either prompt or prompt_embeds must be provided and non-empty.", prompt)
     if isinstance(prompt, str):
         return [tokenize(prompt)]
     if isinstance(prompt, list) and all(type(p) is int for p in prompt):
         return [prompt]
     if isinstance(prompt, list) and all(isinstance(p, str | list) for p in prompt):
         return [tokens for p in prompt for tokens in _prompts(p)]
-    raise _wrong("body.prompt", "string_type", "Input should be a valid string", prompt)
+    raise wrong("body.prompt", "string_type", "Input should be a valid string", prompt)
 
 
 def _call(
@@ -168,18 +168,18 @@ def _job(body: Mapping[str, Any], prompt: list[int], job_id: str, tokens: int) -
 def _number(body: Mapping[str, Any], key: str) -> int | None:
     value = body.get(key)
     if value is not None and type(value) is not int:
-        raise _wrong(f"body.{key}", "int_parsing", "Input should be a valid integer", value)
+        raise wrong(f"body.{key}", "int_parsing", "Input should be a valid integer", value)
     return value
 
 
 def _typed(body: Mapping[str, Any], key: str, wanted: type | UnionType, message: str) -> Any:
     value = body.get(key)
     if value is not None and not isinstance(value, wanted):
-        raise _wrong(f"body.{key}", "type", message, value)
+        raise wrong(f"body.{key}", "type", message, value)
     return value
 
 
-def _wrong(at: str, kind: str, message: str, value: object) -> Refused:
+def wrong(at: str, kind: str, message: str, value: object) -> Refused:
     shown = (
         value if isinstance(value, str | int | float | None) else f"<{type(value).__name__} of {_size(value)} items>"
     )
