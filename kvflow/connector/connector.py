@@ -31,8 +31,20 @@ class KvflowConnector(NixlPullConnector):  # type: ignore[misc]
         super(NixlPullConnector, self).__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = KvflowScheduler(vllm_config, self.engine_id, kv_cache_config)
+            if self.connector_scheduler.is_bidirectional_kv_xfer_enabled:
+                _load_safely(vllm_config.kv_transfer_config)
         else:
             self.connector_worker = KvflowWorker(vllm_config, self.engine_id, kv_cache_config)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self.connector_scheduler.bind_block_pool(gpu_block_pool)
+
+
+def _load_safely(transfer: Any) -> None:
+    """Make vLLM's scheduler, which asks for the role next, wait with blocks that a step still writes.
+
+    It does so for consumers only: their transfers would write into such a block before the step has. In a prefill
+    engine that pulls, whose client leaves in the middle of a long prompt, that is as wrong.
+    """
+    if transfer.kv_role == "kv_producer":
+        transfer.kv_role = "kv_both"

@@ -158,6 +158,26 @@ HOOKS = (
         frozenset({"EngineCoreRequest", "add_request_async"}),
     ),
     Hook(
+        "vllm.v1.core.sched.scheduler:Scheduler.__init__",
+        (
+            "self",
+            "vllm_config",
+            "kv_cache_config",
+            "structured_output_manager",
+            "block_size",
+            "hash_block_size",
+            "mm_registry",
+            "include_finished_set",
+            "log_stats",
+        ),
+        frozenset({"create_connector", "defer_block_free", "is_kv_consumer", "max_concurrent_batches"}),
+    ),
+    Hook(
+        "vllm.v1.core.sched.scheduler:Scheduler._free_request_blocks",
+        ("self", "request"),
+        frozenset({"_request_blocks_can_be_freed", "deferred_frees", "pop_blocks_for_free"}),
+    ),
+    Hook(
         "vllm.v1.core.sched.scheduler:Scheduler._update_from_kv_xfer_finished",
         ("self", "kv_connector_output"),
         frozenset({"update_connector_output", "finished_sending"}),

@@ -11,6 +11,7 @@ from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -53,6 +54,12 @@ class Engines:
         return Engine(self._config("kv_consumer", settings), **settings)
 
     def _config(self, role: str, settings: dict[str, Any]) -> VllmConfig:
+        overlapping = settings.pop("overlapping", False)
+        config = self._checked(role, settings)
+        config.scheduler_config.async_scheduling = overlapping  # vLLM's default, but not on CPUs
+        return config
+
+    def _checked(self, role: str, settings: dict[str, Any]) -> VllmConfig:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return VllmConfig(
@@ -87,7 +94,7 @@ class Engine:
         groups = [KVCacheGroupSpec(["full"], FullAttentionSpec(**shape))]
         if window:
             groups.append(KVCacheGroupSpec(["window"], SlidingWindowSpec(**shape, sliding_window=window)))
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler)(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups),
             structured_output_manager=StructuredOutputManager(config),
@@ -115,8 +122,17 @@ class Engine:
 
         Every failed receive is also a received one, as from vLLM's worker.
         """
+        return self.end(self.begin(), sent=sent, received=received, failed=failed)
+
+    def begin(self) -> Any:
+        """A step of its own begins, whether or not the one before has ended."""
         planned = self.scheduler.schedule()
         self.meta = planned.kv_connector_metadata
+        return planned
+
+    def end(
+        self, planned: Any, *, sent: Sequence[str] = (), received: Sequence[str] = (), failed: Sequence[str] = ()
+    ) -> dict[str, dict[str, Any] | None]:
         report = KVConnectorOutput(
             finished_sending=set(sent), finished_recving={*received, *failed}, failed_recving=set(failed)
         )
@@ -139,16 +155,21 @@ class Engine:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     @property
+    def cached(self) -> int:
+        """Blocks that the prefix cache can find."""
+        return sum(b.block_hash is not None for b in self.scheduler.kv_cache_manager.block_pool.blocks)
+
+    @property
     def idle(self) -> bool:
         """Whether vLLM's engine loop would now sleep until the next request."""
         return not self.scheduler.has_requests()
 
     def _compute(self, planned: Any, report: KVConnectorOutput) -> ModelRunnerOutput:
         names = list(planned.num_scheduled_tokens)
-        requests = [self.scheduler.requests[n] for n in names]
+        requests = [self.scheduler.requests.get(n) for n in names]
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={n: i for i, n in enumerate(names)},
-            sampled_token_ids=[[TOKEN] if r.num_computed_tokens >= r.num_tokens else [] for r in requests],
+            sampled_token_ids=[[TOKEN] if r and r.num_computed_tokens >= r.num_tokens else [] for r in requests],
             kv_connector_output=report,
         )
