@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+import yarl
 
 from kvflow.config import compose, load
 from kvflow.graph import build
@@ -97,6 +98,10 @@ class Cluster:
 
     async def chat(self, messages: Sequence[Message], headers: dict[str, str] | None = None, **body: Any) -> Reply:
         return await self.post("/v1/chat/completions", {"messages": list(messages), **body}, headers)
+
+    async def delete(self, path: str) -> Reply:
+        async with self.session.delete(yarl.URL(self.url + path, encoded=True)) as response:
+            return await _reply(response)
 
     async def get(self, path: str) -> Reply:
         async with self.session.get(self.url + path) as response:

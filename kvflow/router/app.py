@@ -101,7 +101,7 @@ class Router:
             *(Route(e.path, _Engines(_turn(self, e), e.path), methods=["POST"]) for e in ENDPOINTS),
             *(Route(path, _Engines(_pass(self, path), path), methods=[method]) for path, method in passed),
             Route("/v1/models", self._models),
-            Route("/v1/conversations/{conversation}", self._close, methods=["DELETE"]),
+            Route("/v1/conversations/{conversation:path}", self._close, methods=["DELETE"]),
             Route("/health", self._health),
             Route("/ready", self._ready),
             Route("/version", self._version),

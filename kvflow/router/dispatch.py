@@ -168,7 +168,7 @@ class Dispatcher:
             async with self._leg(a, node, prefill_body(a.endpoint, a.body, attempt.plan, handle)) as answer:
                 data = await answer.read()
         except EngineError as e:
-            if not e.reached:
+            if handle and not e.reached:
                 claim.unsent()
             raise
         claim.answered(refused=answer.status != 200)
