@@ -58,12 +58,15 @@ async def admit(
         body.setdefault("request_id", f"resp_{secrets.token_hex(8)}")
     keys = find_keys(endpoint, body, request.headers, scope, len(raw))
     cleaned = clean(body)
+    follows = body.get("previous_response_id") if endpoint.stores else None
+    bound_to = bindings.node(binding(scope.tenant, follows)) if isinstance(follows, str) else None
     turn = Turn(
         tenant=scope.tenant,
         model=scope.model,
         prompt_tokens=len(raw) // BYTES_PER_TOKEN + 1,
-        splittable=endpoint.splittable(cleaned),
-        bound_to=_bound_to(endpoint, body, scope, bindings),
+        # Whoever stored the earlier answer needs no prefill node; anybody else says that it is not there.
+        splittable=endpoint.splittable(cleaned) and (follows is None or bound_to is not None),
+        bound_to=bound_to,
         max_retain_s=_max_retain_s(request.headers.get(RETAIN_HEADER)),
     )
     return Admitted(
@@ -83,11 +86,6 @@ def _binding(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope) -> bytes
     own = body.get("request_id")
     stored = endpoint.stores and isinstance(own, str) and body.get("store", True)
     return binding(scope.tenant, str(own)) if stored else None
-
-
-def _bound_to(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope, bindings: Bindings) -> str | None:
-    earlier = body.get("previous_response_id")
-    return bindings.node(binding(scope.tenant, earlier)) if endpoint.stores and isinstance(earlier, str) else None
 
 
 def _max_retain_s(value: str | None) -> float | None:

@@ -61,9 +61,8 @@ def _splittable_completion(body: Body) -> bool:
 
 
 def _splittable_response(body: Body) -> bool:
-    """What refers to an earlier answer needs the engine that stored it; `truncation` other than this one truncates."""
-    alone = body.get("previous_response_id") is not None or body.get("truncation", "disabled") != "disabled"
-    return bool(body.get("input")) and not alone and _one_generation(body)
+    """Any other `truncation`, null too, truncates, which depends on the output length."""
+    return bool(body.get("input")) and body.get("truncation", "disabled") == "disabled" and _one_generation(body)
 
 
 def _one_generation(body: Body) -> bool:

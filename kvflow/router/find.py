@@ -23,8 +23,6 @@ TOKEN_CHUNK = 64
 """The same for prompts that are sent as token ids."""
 BYTES_PER_TOKEN = 4
 """Of text in a request, about."""
-BYTES_PER_TOKEN = 4
-"""Of text in a request, about."""
 MAX_LINKS = 8192
 """Messages or chunks that are looked at; what follows them is the same conversation."""
 MAX_ID_LENGTH = 256

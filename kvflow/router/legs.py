@@ -10,6 +10,7 @@ from kvflow.types import Handle, Plan
 OURS = ("kv_transfer_params", "ec_transfer_params", "conversation_id", KEY)
 """Fields that only the router may set, or that nobody but the router knows; never passed on from a client."""
 
+
 def clean(body: Mapping[str, Any]) -> dict[str, Any]:
     """The client's body without what must not reach an engine."""
     out = {k: v for k, v in body.items() if k not in OURS}
@@ -48,25 +49,9 @@ def _prefill_params(plan: Plan, handle: Handle | None) -> dict[str, Any]:
     return {**kept, "do_remote_decode": True, "do_remote_prefill": False, KEY: order.to_wire()}
 
 
-def decode_body(
-    body: Mapping[str, Any],
-    plan: Plan,
-    prefilled: Mapping[str, Any] | None,
-    prompt_digest: str | None = None,
-    release: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The client's own request; with a prefill node's handle the KV is pulled from there, else computed.
-
-    `release`: pins of the decode node that it is to let go of first.
-    """
-    if not prefilled and not plan.retain_s and not release:
+def decode_body(body: Mapping[str, Any], prefilled: Mapping[str, Any] | None, order: DecodeOrder) -> dict[str, Any]:
+    """The client's own request; with a prefill node's handle the KV is pulled from there, else computed."""
+    if not prefilled and order == DecodeOrder():
         return dict(body)
-    params: dict[str, Any] = dict(prefilled or {"do_remote_decode": False, "do_remote_prefill": False})
-    order = DecodeOrder(
-        retain_s=plan.retain_s,
-        max_pinned_share=plan.max_pinned_share,
-        prompt_digest=prompt_digest,
-        release=list(release) or None,
-    )
-    params[KEY] = order.to_wire()
-    return {**body, "kv_transfer_params": params}
+    params = dict(prefilled or {"do_remote_decode": False, "do_remote_prefill": False})
+    return {**body, "kv_transfer_params": {**params, KEY: order.to_wire()}}

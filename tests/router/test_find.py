@@ -78,23 +78,59 @@ def test_what_comes_after_a_chunk_of_a_prompt_is_counted_in_bytes(prompt: object
     assert keys({"prompt": prompt}).beyond[0] in range(220, 240)
 
 
-def test_what_comes_after_a_key_is_counted_without_the_answer_that_it_led_to() -> None:
-    earlier, later = chat("a", "b" * 700, "c" * 50), chat("a", "b" * 700, "c" * 50, "d" * 900, "e" * 300)
-    found = keys(later)
-    beyond = dict(zip(found.lookup, found.beyond, strict=True))
-    assert 300 < beyond[keys(earlier).filing[0]] < 400
-    assert 1250 < beyond[keys(chat("a")).filing[0]] < 1450
-    assert found.beyond[0] == 0
+RESPONSES_TURN = {
+    "instructions": "be brief",
+    "input": [
+        {"role": "user", "content": "hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"},
+        {"type": "function_call_output", "call_id": "1", "output": "42"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and now?"}]},
+    ],
+}
 
 
-def test_after_an_id_whose_messages_are_new_comes_the_whole_request() -> None:
-    found = keys({"conversation_id": "mine", **chat("a", "b", "c")})
-    assert found.beyond[found.lookup.index(id_key("mine", SCOPE))] == WHOLE
+def test_a_response_is_found_by_what_the_model_did_not_say() -> None:
+    later = keys(RESPONSES_TURN, endpoint=RESPONSES)
+    assert len(later.lookup) == 4
+    assert finds(later, keys({"instructions": "be brief", "input": "hello"}, endpoint=RESPONSES))
+    assert not finds(later, keys({"input": "hello"}, endpoint=RESPONSES))
+    assert finds(later, keys({**RESPONSES_TURN, "input": RESPONSES_TURN["input"][:4]}, endpoint=RESPONSES))
 
 
-@pytest.mark.parametrize("prompt", ["x" * 1000, [1] * 250])
-def test_what_comes_after_a_chunk_of_a_prompt_is_counted_in_bytes(prompt: object) -> None:
-    assert keys({"prompt": prompt}).beyond[0] in range(220, 240)
+def test_a_response_is_found_by_its_id_alone() -> None:
+    first = keys({"input": "hello", "request_id": "resp_1"}, endpoint=RESPONSES)
+    second = keys({"input": "more", "previous_response_id": "resp_1", "request_id": "resp_2"}, endpoint=RESPONSES)
+    third = keys({"input": "hello", "previous_response_id": "resp_2"}, endpoint=RESPONSES)
+    assert finds(second, first)
+    assert second.beyond == (WHOLE,)
+    assert finds(third, second)
+    assert not finds(third, first)
+    assert not finds(keys({"input": "more", "previous_response_id": "resp_1"}, scope=Scope("b", "model", "")), first)
+
+
+@pytest.mark.parametrize("extra", [{"background": True}, {"tools": [{"type": "mcp"}]}])
+def test_what_brings_back_no_handle_is_filed_under_nothing(extra: dict[str, Any]) -> None:
+    assert keys({**RESPONSES_TURN, **extra, "request_id": "resp_1"}, endpoint=RESPONSES).filing == ()
+    assert keys({**RESPONSES_TURN, **extra, "session_id": "s"}, endpoint=RESPONSES).filing == ()
+
+
+def anthropic(*contents: Any, system: Any = "be brief") -> Keys:
+    messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
+    return keys({"system": system, "messages": messages}, endpoint=MESSAGES)
+
+
+def test_anthropics_marks_and_headers_come_and_go_and_change_nothing() -> None:
+    def marked(text: str) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+
+    def billed(number: int) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": f"x-anthropic-billing-header: {number}"}, *marked("rules")]
+
+    assert finds(anthropic("hello", "hi", marked("more")), anthropic(marked("hello")))
+    assert finds(anthropic("hello", "hi", "more", system=billed(2)), anthropic("hello", system=billed(1)))
+    assert not finds(anthropic("hello", "hi", "more", system="other"), anthropic("hello"))
 
 
 def test_a_shared_system_prompt_is_no_conversation() -> None:

@@ -78,6 +78,59 @@ def test_the_prefill_leg_asks_for_one_token_and_nothing_that_shapes_the_answer()
     }
 
 
+@pytest.mark.parametrize(
+    ("choice", "sent"),
+    [
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "none"),
+        ({"type": "function", "function": {"name": "f"}}, "none"),
+    ],
+)
+def test_only_a_tool_call_that_must_come_is_called_off(choice: object, sent: object) -> None:
+    """Some templates show the choice to the model, and the prompts of both legs must be the same."""
+    body = {**CHAT, "tools": [{"type": "function"}], "tool_choice": choice}
+    assert prefill_body(CHAT_ENDPOINT, body, PLAN, None)["tool_choice"] == sent
+
+
+def test_a_response_is_not_stored_by_its_prefill_node() -> None:
+    body = {"input": "hi", "text": {"format": {"type": "json_object"}}, "reasoning": {"effort": "low"}, "stream": True}
+    leg = prefill_body(RESPONSES, body, PLAN, None)
+    assert leg.pop("kv_transfer_params")
+    assert leg == {
+        "input": "hi",
+        "reasoning": {"effort": "low"},
+        "stream": False,
+        "store": False,
+        "background": False,
+        "max_output_tokens": 1,
+    }
+
+
+def test_a_message_keeps_in_its_prefill_leg_what_shapes_the_prompt() -> None:
+    body = {
+        "messages": [],
+        "max_tokens": 4000,
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+        "tools": [{"name": "f"}],
+        "tool_choice": {"type": "any"},
+    }
+    leg = prefill_body(MESSAGES, body, PLAN, None)
+    assert leg.pop("kv_transfer_params")
+    assert leg == {
+        "messages": [],
+        "stream": False,
+        "max_tokens": 1,
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "low"},
+        "tools": [{"name": "f"}],
+        "tool_choice": {"type": "none"},
+    }
+    disabled = {**body, "thinking": {"type": "disabled"}}
+    assert prefill_body(MESSAGES, disabled, PLAN, None)["thinking"] == {"type": "disabled"}
+
+
 def test_max_completion_tokens_is_not_added_where_it_was_not() -> None:
     assert "max_completion_tokens" not in prefill_body(CHAT_ENDPOINT, CHAT, PLAN, None)
 

@@ -32,6 +32,32 @@ def test_a_stream_without_the_event_is_passed_on_unchanged() -> None:
         assert run([(BEFORE + AFTER)[:cut], (BEFORE + AFTER)[cut:]]) == (BEFORE + AFTER, None)
 
 
+def completed(params: object) -> bytes:
+    """As vLLM ends a stream of `/v1/responses`."""
+    tool = {"type": "function", "parameters": {"kv_transfer_params": {"type": "string"}}}
+    said = {"text": 'é "kv_transfer_params":{"do_remote_decode":1}', "tools": [tool], "kv_transfer_params": params}
+    body = json.dumps({"response": {**said, "ec_transfer_params": None}}, separators=(",", ":"), ensure_ascii=False)
+    return b"event: response.completed\ndata: " + body.encode() + b"\n\n"
+
+
+HANDLE = {"do_remote_decode": True, "remote_host": "10.0.0.1", "kvflow": {"é": [{}]}}
+
+
+def test_a_handle_in_an_event_of_the_engines_becomes_null_and_nothing_else_changes() -> None:
+    stream = BEFORE + event(PARAMS) + completed(HANDLE)
+    for cut in range(0, len(stream) + 1, 7):
+        assert run([stream[:cut], stream[cut:]]) == (BEFORE + completed(None), PARAMS)
+
+
+def test_no_event_is_so_long_that_a_handle_gets_out() -> None:
+    long = b'data: {"x":"' + b"x" * (MAX_EVENT_BYTES + 100) + b'",'
+    tail = completed(HANDLE)[len(b"event: response.completed\ndata: {") :]
+    for cut in range(0, len(tail), 11):
+        out, _ = run([long, tail[:cut], tail[cut:]])
+        assert b"10.0.0.1" not in out
+        assert json.loads(out.removeprefix(b"data: "))["response"]["kv_transfer_params"] is None
+
+
 def test_text_that_imitates_the_event_is_not_taken_for_it() -> None:
     text = "\n\nevent: kvflow\ndata: {}\n\n"
     stream = b"data: " + json.dumps({"content": text}).encode() + b"\n\n"
