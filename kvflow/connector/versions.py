@@ -153,6 +153,11 @@ HOOKS = (
     Hook("vllm.v1.core.block_pool:BlockPool.touch", ("self", "blocks"), frozenset({"ref_cnt", "free_block_queue"})),
     Hook("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks"), frozenset({"ref_cnt"})),
     Hook(
+        "vllm.config.parallel:ParallelConfig.local_engines_only.fget",
+        ("self",),
+        frozenset({"data_parallel_external_lb", "data_parallel_hybrid_lb"}),
+    ),
+    Hook(
         "vllm.v1.engine.async_llm:AsyncLLM.notify_kv_transfer_request_rejected",
         ("self", "request_id", "kv_transfer_params", "data_parallel_rank"),
         frozenset({"EngineCoreRequest", "add_request_async"}),

@@ -16,7 +16,9 @@ answer finds the handle filed.
 `GET /kvflow/node` on an engine answers `NodeReport`. An engine without that route is a stock one.
 `POST /kvflow/release` on a decode engine takes `{"kv_transfer_params": {...}}` of a decode leg that will not come: with
 a prefill engine's handle, that engine is told that nobody will pull; with a `DecodeOrder`, what it lists is released.
-An optional `data_parallel_rank` says which of the engine's ranks is meant.
+An optional `data_parallel_rank` says which of the engine's ranks is meant. A leg that an engine was sent needs none of
+this: if it ends before it is scheduled, refused or because its client left, the engine lets go of the same by itself, a
+prefill engine of the handle that it was to pull.
 """
 
 import json
@@ -108,6 +110,10 @@ class DecodeOrder(_Message):
     release: list[str] | None = None
     """`remote_request_id` of handles that nobody will read any more: freed before this request is scheduled. Those that
     the engine does not keep (any longer) are passed over."""
+    turn: str | None = None
+    """The router's name for the turn, by which it can be abandoned."""
+    abandon: list[str] | None = None
+    """Turns whose end nobody has seen, by `turn`: what is kept of them is freed, and what is not yet will not be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

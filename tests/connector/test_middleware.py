@@ -21,9 +21,11 @@ class Client:
             kv_transfer_config=config,
             cache_config=SimpleNamespace(block_size=128, enable_prefix_caching=True),
             model_config=SimpleNamespace(max_model_len=4096),
+            parallel_config=SimpleNamespace(data_parallel_size=4, data_parallel_size_local=2, local_engines_only=False),
         )
         self.open: set[str] = set()
         self.released: list[dict[str, Any]] = []
+        self.ranks: list[int | None] = []
 
     async def generate(self, prompt: str, request_id: str) -> AsyncGenerator[Any, None]:
         self.open.add(request_id)
@@ -36,8 +38,11 @@ class Client:
         finally:
             self.open.discard(request_id)
 
-    async def notify_kv_transfer_request_rejected(self, _request_id: str, params: dict[str, Any]) -> None:
+    async def notify_kv_transfer_request_rejected(
+        self, _request_id: str, params: dict[str, Any], *, data_parallel_rank: int | None = None
+    ) -> None:
         self.released.append(params)
+        self.ranks.append(data_parallel_rank)
 
 
 class Application:
@@ -194,6 +199,30 @@ async def test_a_release_of_nothing_is_refused(body: bytes) -> None:
     server = Server()
     assert (await _post(server, body))[0]["status"] == 400
     assert server.client.released == []
+
+
+@pytest.mark.parametrize("rank", [None, 0, 3])
+async def test_a_release_goes_to_the_rank_that_it_names(rank: int | None) -> None:
+    server = Server()
+    body = {"kv_transfer_params": {"a": 1}, "data_parallel_rank": rank}
+    assert (await _post(server, json.dumps(body).encode()))[0]["status"] == 200
+    assert server.client.ranks == [rank]
+
+
+@pytest.mark.parametrize("rank", [-1, 4, 1.0, "0", True, [0]])
+async def test_a_rank_that_there_is_not_is_refused(rank: object) -> None:
+    server = Server()
+    answer = await _post(server, json.dumps({"kv_transfer_params": {}, "data_parallel_rank": rank}).encode())
+    assert answer[0]["status"] == 400
+    assert "0 to 3" in json.loads(answer[1]["body"])["error"]
+    assert server.client.released == []
+
+
+async def test_ranks_of_other_api_servers_are_not_this_ones() -> None:
+    server = Server()
+    server.client.vllm_config.parallel_config.local_engines_only = True
+    body = b'{"kv_transfer_params": {}, "data_parallel_rank": 2}'
+    assert (await _post(server, body))[0]["status"] == 400
 
 
 async def test_what_is_not_http_passes() -> None:
