@@ -96,8 +96,3 @@ def prefill_order(params: Mapping[str, Any]) -> PrefillOrder:
 def decode_order(params: Mapping[str, Any]) -> DecodeOrder:
     """A leg without an order of ours keeps nothing. Raises `WireError`."""
     return DecodeOrder.from_wire(params.get(KEY) or {})
-
-
-def releases(params: Mapping[str, Any]) -> list[str]:
-    """The kept turns that a decode leg gives up. Raises `WireError`."""
-    return [] if params.get("do_remote_decode") else decode_order(params).release or []

@@ -1,6 +1,6 @@
 """Whether the decode node keeps the KV of a turn that has ended, and what it keeps already."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +46,36 @@ def decide(order: DecodeOrder, *, cost: int, pinned: int, pool: Pool) -> float |
 class Pin:
     blocks: tuple[int, ...]
     deadline: float
+
+
+class Turns:
+    """What became of the turns that the router names: kept, or abandoned before their end. The last `limit` of each.
+
+    A router whose client leaves does not know whether the turn has ended meanwhile and its handle was lost on the way.
+    """
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._abandoned: OrderedDict[str, None] = OrderedDict()
+
+    def keep(self, turn: str | None, request_id: str) -> None:
+        if turn is not None:
+            self._kept[turn] = request_id
+            if len(self._kept) > self._limit:
+                self._kept.popitem(last=False)
+
+    def abandon(self, turn: str) -> str | None:
+        """The request that was kept for the turn, to be released; None for a turn that is not to be kept."""
+        if turn in self._kept:
+            return self._kept.pop(turn)
+        self._abandoned[turn] = None
+        if len(self._abandoned) > self._limit:
+            self._abandoned.popitem(last=False)
+        return None
+
+    def is_abandoned(self, turn: str | None) -> bool:
+        return turn in self._abandoned
 
 
 class Ledger:

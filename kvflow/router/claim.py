@@ -20,9 +20,7 @@ class _State(Enum):
 class Claim:
     """Belongs to one turn, which must call `end`."""
 
-    def __init__(
-        self, taken: Taken | None, conversations: Conversations, releases: Releases, metrics: Metrics
-    ) -> None:
+    def __init__(self, taken: Taken | None, conversations: Conversations, releases: Releases, metrics: Metrics) -> None:
         self.taken = taken
         self.spent = False
         """Found to be of no use to anybody."""

@@ -1,8 +1,8 @@
 """One turn: take the handle, plan, prefill leg, decode leg, answer, keep the new handle, give back what is not used."""
 
 import logging
+import secrets
 import time
-from asyncio import Event
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvflow.connector.retention import Refusal
-from kvflow.connector.wire import KEY, DecodeReport, blocks_from_wire, reason_from_wire
+from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport, blocks_from_wire, reason_from_wire
 from kvflow.conversations import Conversations
 from kvflow.errors import WireError
 from kvflow.router import outcomes
@@ -63,6 +63,18 @@ class _Attempt:
     turn: _Turn
     admitted: Admitted
     plan: Plan
+    name: str
+    """What the decode engine knows the turn by."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Of a decode leg."""
+
+    begun: bool = False
+    """The engine has answered: it has read what it was to read, and released what it was to release."""
+    ended: bool = False
+    """The answer was read to its end, and with it what became of the KV."""
 
 
 class Dispatcher:
@@ -146,20 +158,17 @@ class Dispatcher:
         plan = a.policy.plan(asked, _without(self._fleet.view(), broken))
         turn.claim.spent = plan.reason in _SPENT
         if not a.keys.filing:
-            plan = replace(plan, retain_s=0.0)  # nobody could find it again
+            plan = replace(plan, retain_s=0.0, max_pinned_share=0.0)  # nobody could find it again
         if broken:
             plan = replace(plan, reason=Reason.RETRIED)
-        return _Attempt(turn=turn, admitted=a, plan=plan)
+        return _Attempt(turn=turn, admitted=a, plan=plan, name=secrets.token_hex(8))
 
     async def _try(self, attempt: _Attempt, reply: Reply) -> None:
         prefilled = Prefilled()
         if attempt.plan.prefill is not None:
             prefilled = await self._prefill(attempt, attempt.plan.prefill)
-        if prefilled.refusal is not None:
-            status, body = prefilled.refusal
-            await reply.refusal(status, body)
-        else:
-            await self._decode(attempt, prefilled, reply)
+        if prefilled.refused or not await self._decode(attempt, prefilled, reply):
+            await self._alone(attempt, reply)
 
     async def _prefill(self, attempt: _Attempt, node: str) -> Prefilled:
         a, claim = attempt.admitted, attempt.turn.claim
@@ -175,31 +184,49 @@ class Dispatcher:
         if handle:
             self._room.freed(handle.node, handle.blocks)
         if answer.status != 200:
-            return Prefilled(refusal=(answer.status, data))
+            return Prefilled(refused=True)
         prefilled = outcomes.prefilled(node, data)
         if prefilled.report is not None:
             self._metrics.prefilled(node, prefilled.report)
             self._report_blocks(node, prefilled.report.blocks)
         return prefilled
 
-    async def _decode(self, attempt: _Attempt, prefilled: Prefilled, reply: Reply) -> None:
+    async def _alone(self, attempt: _Attempt, reply: Reply) -> None:
+        """A leg was refused, perhaps for what it alone said: one engine is asked just what the client asks."""
+        a, node = attempt.admitted, attempt.plan.decode
+        async with self._leg(a, node, a.asked, patient=not a.body.get("stream")) as answer:
+            if answer.status != 200:
+                await reply.refusal(answer.status, await answer.read(), answer.content_type)
+                return
+            plan = Plan(path=Path.DIRECT, decode=node, reason=Reason.UNSPLITTABLE)
+            await self._answer(replace(attempt, plan=plan), Prefilled(), answer, reply)
+
+    async def _decode(self, attempt: _Attempt, prefilled: Prefilled, reply: Reply) -> bool:
+        """False if the engine refuses."""
         a, node = attempt.admitted, self._fleet.state(attempt.plan.decode)
         tokens = prefilled.report.prompt_tokens if prefilled.report else a.turn.prompt_tokens
         blocks = self._room.expected(node, tokens, a.body)
         pins = self._to_release(attempt, node, blocks)
-        body = decode_body(a.body, attempt.plan, prefilled.params, prefilled.prompt_digest, pins)
+        order = DecodeOrder(
+            retain_s=attempt.plan.retain_s,
+            max_pinned_share=attempt.plan.max_pinned_share,
+            prompt_digest=prefilled.prompt_digest,
+            release=pins or None,
+            turn=attempt.name if attempt.plan.retain_s else None,
+        )
+        body = decode_body(a.body, prefilled.params, order)
         with (
             self._room.leg(node.name, blocks, keeps=attempt.plan.retain_s > 0),
-            self._given_back_unless_begun(node.name, body.get("kv_transfer_params") or {}) as begun,
+            self._given_back(attempt, body.get("kv_transfer_params") or {}) as progress,
         ):
             async with self._leg(a, node.name, body, patient=not a.body.get("stream")) as answer:
                 if answer.status == 200:
-                    begun.set()
+                    progress.begun = True
                     if a.binding:
                         self._bindings.bind(a.binding, node.name)
                     await self._answer(attempt, prefilled, answer, reply)
-                else:
-                    await reply.refusal(answer.status, await answer.read(), answer.content_type)
+                progress.ended = True
+        return progress.begun
 
     def _to_release(self, attempt: _Attempt, node: NodeState, blocks: int) -> list[str]:
         """Pins that the leg is to release: those given up for its sake, and of the conversation it goes on with."""
@@ -308,14 +335,16 @@ class Dispatcher:
             self._fleet.succeeded(node)
 
     @contextmanager
-    def _given_back_unless_begun(self, node: str, params: Mapping[str, Any]) -> Iterator[Event]:
-        """What a decode leg that never began was to read is not waited with, and what it was to release is released."""
-        begun = Event()
+    def _given_back(self, attempt: _Attempt, params: Mapping[str, Any]) -> Iterator[_Progress]:
+        """Of a leg that never began, nothing is left waiting; of one whose end nobody saw, nothing is kept."""
+        progress, node = _Progress(), attempt.plan.decode
         try:
-            yield begun
+            yield progress
         finally:
-            if not begun.is_set() and (params.get("do_remote_prefill") or "release" in params.get(KEY, {})):
+            if not progress.begun and (params.get("do_remote_prefill") or "release" in params.get(KEY, {})):
                 self._releases.leg(node, params)
+            if not (progress.ended or attempt.turn.kept) and "turn" in params.get(KEY, {}):
+                self._releases.turn(node, attempt.name)
 
 
 def _new_tokens(turn: _Turn) -> int:

@@ -1,6 +1,6 @@
 """What is sent to an engine for each leg of a turn: pure functions from the client's body to an engine's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kvflow.connector.wire import KEY, DecodeOrder, PrefillOrder

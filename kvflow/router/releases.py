@@ -35,6 +35,10 @@ class Releases:
         """Of a decode leg that did not begin: what the prefill node keeps for it, and what it was to release."""
         self._start(node, {"kv_transfer_params": dict(params)})
 
+    def turn(self, node: str, name: str) -> None:
+        """Nobody saw how it ended: whatever is kept of it, or would be, is not to be."""
+        self._start(node, {"kv_transfer_params": {KEY: DecodeOrder(abandon=[name]).to_wire()}})
+
     def handles(self, handles: Iterable[Handle]) -> None:
         """Nobody reads these, nor will."""
         pins: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)

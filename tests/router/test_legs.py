@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from kvflow.connector.wire import DecodeOrder
 from kvflow.router.endpoints import CHAT as CHAT_ENDPOINT
 from kvflow.router.endpoints import COMPLETIONS, MESSAGES, RESPONSES
 from kvflow.router.legs import clean, decode_body, prefill_body
@@ -150,16 +151,15 @@ def test_a_handle_is_forwarded_untouched_with_its_fingerprint_and_the_threshold(
 def test_the_decode_leg_is_the_clients_request_with_the_handle() -> None:
     body = {**CHAT, "stream": True, "max_tokens": 500}
     params = {"do_remote_prefill": True, "remote_block_ids": [[7]]}
-    out = decode_body(body, PLAN, params)
+    out = decode_body(body, params, DecodeOrder(retain_s=480.0, max_pinned_share=0.5))
     transfer = out.pop("kv_transfer_params")
     assert out == body
     assert transfer == {**params, "kvflow": {"retain_s": 480.0, "max_pinned_share": 0.5}}
 
 
 def test_one_node_alone_gets_the_request_as_it_came_unless_it_keeps_the_turn() -> None:
-    alone = Plan(path=Path.DIRECT, decode="d")
-    assert decode_body(CHAT, alone, None) == CHAT
-    kept = decode_body(CHAT, PLAN, None)["kv_transfer_params"]
+    assert decode_body(CHAT, None, DecodeOrder()) == CHAT
+    kept = decode_body(CHAT, None, DecodeOrder(retain_s=480.0))["kv_transfer_params"]
     assert (kept["do_remote_decode"], kept["do_remote_prefill"]) == (False, False)
 
 

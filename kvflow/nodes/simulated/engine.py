@@ -1,19 +1,19 @@
 """A simulated engine without its API server: schedule, pull, compute, answer, keep."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from kvflow.connector.retention import Refusal
-from kvflow.connector.wire import VERSION, NodeReport
+from kvflow.connector.retention import Refusal, Turns
+from kvflow.connector.wire import VERSION, DecodeOrder, NodeReport
 from kvflow.nodes.simulated.answer import Answer
 from kvflow.nodes.simulated.blocks import BlockPool
 from kvflow.nodes.simulated.clock import Clock, RealClock, Signal
 from kvflow.nodes.simulated.fabric import Fabric, Peer, TransferError
 from kvflow.nodes.simulated.faults import Faults
-from kvflow.nodes.simulated.leg import Leg, given_up
+from kvflow.nodes.simulated.leg import Leg, order_of
 from kvflow.nodes.simulated.pins import Pins
 from kvflow.nodes.simulated.run import Job, Run, Step
 from kvflow.nodes.simulated.settings import Settings
@@ -69,6 +69,7 @@ class Engine:
             prefix_caching=self.settings.prefix_caching,
         )
         self._pins = Pins(self._pool)
+        self._turns = Turns()
         self._running: list[Run] = []
         self._waiting: list[Run] = []
         self._changed = Signal(self.clock)
@@ -99,7 +100,7 @@ class Engine:
         """Leaving early aborts the request and frees what it used."""
         run = Run(job, self.settings.block_size)
         leg = Leg(run, self.settings)
-        self._release(given_up(leg.params, self.settings))
+        self._give_up(leg.order)
         try:
             await self._admit(run, leg)
             await self._fill(run, leg)
@@ -110,7 +111,7 @@ class Engine:
 
     def reject(self, params: dict[str, Any]) -> None:
         """A request was refused before it got here, or will not come: let its source go, and what it gives up."""
-        self._release(given_up(params, self.settings))
+        self._give_up(order_of(params, self.settings))
         peer = self._fabric.find(params.get("remote_engine_id"))
         if peer and params.get("do_remote_prefill"):
             peer.finished(str(params.get("remote_request_id")))
@@ -256,7 +257,7 @@ class Engine:
         if leg.prefill:
             handle = self._keep(run, self.settings.lease_s, leg)
             return {**handle, "remote_prefill_cached_tokens": cached, **leg.prefill_report(self._blocks())}
-        verdict = leg.verdict(self._pins)
+        verdict = leg.verdict(self._pins, self._turns)
         handle = {} if isinstance(verdict, Refusal) else self._keep(run, verdict, leg)
         self._leave(run, leg)
         return {**handle, **leg.decode_report(verdict, self._blocks())} or None
@@ -280,6 +281,7 @@ class Engine:
             "transfer_mode": "pull",
         }
         self._pins.hold(request_id, run.blocks, deadline, retained=leg.decode)
+        self._turns.keep(leg.order.turn, request_id)
         run.blocks = []
         return {} if self.faults.drop_handles else handle
 
@@ -305,8 +307,9 @@ class Engine:
         for block, key in zip(run.blocks, run.block_keys(run.held), strict=False):
             self._pool.remember(block, key)
 
-    def _release(self, request_ids: Iterable[str]) -> None:
-        if self._pins.release(request_ids):
+    def _give_up(self, order: DecodeOrder) -> None:
+        abandoned = [kept for turn in order.abandon or () if (kept := self._turns.abandon(turn))]
+        if self._pins.release([*(order.release or ()), *abandoned]):
             self._changed.send()
 
     def _expire(self) -> None:

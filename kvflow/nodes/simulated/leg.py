@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvflow.connector.fingerprint import Fingerprint, Identity, prompt_digest
-from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order, releases
-from kvflow.connector.retention import Pool, Refusal, decide
+from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
+from kvflow.connector.retention import Pool, Refusal, Turns, decide
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport
 from kvflow.errors import WireError
 from kvflow.nodes.simulated.pins import Pins
@@ -58,12 +58,16 @@ class Leg:
     def prefill_report(self, blocks: dict[str, int]) -> dict[str, Any]:
         return {} if self._settings.stock else {KEY: self.pull.report(blocks).to_wire()}
 
-    def verdict(self, pins: Pins) -> float | Refusal:
+    @property
+    def order(self) -> DecodeOrder:
+        return order_of(self.params, self._settings)
+
+    def verdict(self, pins: Pins, turns: Turns) -> float | Refusal:
         """Seconds to keep the turn that has ended, or why it is not kept."""
-        if not self.decode or self._settings.stock:
+        if not self.decode or self._settings.stock or turns.is_abandoned(self.order.turn):
             return Refusal.POLICY
         pool = Pool(total=self._settings.blocks, reserve=self._settings.longest)
-        return decide(self._order(), cost=pins.cost(self._run.blocks), pinned=pins.pinned, pool=pool)
+        return decide(self.order, cost=pins.cost(self._run.blocks), pinned=pins.pinned, pool=pool)
 
     def decode_report(self, verdict: float | Refusal, blocks: dict[str, int]) -> dict[str, Any]:
         if isinstance(verdict, Refusal):
@@ -110,23 +114,17 @@ class Leg:
 
     def _same_prompt(self) -> bool:
         """Whether the prefill node computed the prompt that this node was sent."""
-        other = self._order().prompt_digest
+        other = self.order.prompt_digest
         self._other_prompt = not self._settings.stock and other is not None and other != self.pull.digest
         return not self._other_prompt
 
     def _spoken_to(self) -> bool:
         return KEY in self.params and not self._settings.stock
 
-    def _order(self) -> DecodeOrder:
-        try:
-            return decode_order(self.params)
-        except WireError:
-            return DecodeOrder()
 
-
-def given_up(params: Mapping[str, Any], settings: Settings) -> list[str]:
-    """The retained turns that a leg with such params releases before it is scheduled."""
+def order_of(params: Mapping[str, Any], settings: Settings) -> DecodeOrder:
+    """Of a decode leg with such params; an empty one for all else."""
     try:
-        return [] if settings.stock else releases(params)
+        return DecodeOrder() if settings.stock or params.get("do_remote_decode") else decode_order(params)
     except WireError:
-        return []
+        return DecodeOrder()
