@@ -209,7 +209,7 @@ async def _tell(client: Any, params: dict[str, Any], rank: int | None) -> None:
 
 def _is_awaited(params: dict[str, Any]) -> bool:
     order = params.get(KEY)
-    return has_handle(params) or (isinstance(order, dict) and bool(order.get("release")))
+    return has_handle(params) or (isinstance(order, dict) and bool(order.get("release") or order.get("abandon")))
 
 
 def _object(body: bytes | bytearray) -> dict[str, Any]:

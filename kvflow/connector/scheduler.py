@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 from kvflow.connector.fingerprint import Fingerprint, prompt_digest
 from kvflow.connector.identity import identity_of
 from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
-from kvflow.connector.retention import Ledger, Pool, Refusal, decide
+from kvflow.connector.retention import Ledger, Pool, Refusal, Turns, decide
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport, PrefillOrder
 from kvflow.errors import WireError
 from kvflow.types import Reason
@@ -43,6 +43,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._decodes: dict[str, bool] = {}
         """Decode legs from arrival to end, and whether what the prefill node offers is lost or of another prompt."""
         self._ledger = Ledger()
+        self._turns = Turns()
         self._at_worker: set[str] = set()
         """Requests that the worker will report as sent, when they have been pulled, released, or have expired."""
         self._released: set[str] = set()
@@ -173,7 +174,8 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def _give_up(self, order: DecodeOrder) -> None:
         """Free what nobody will read any more. Of a turn that is not kept (any longer) there is nothing to free."""
-        for request_id in order.release or ():
+        abandoned = [kept for turn in order.abandon or () if (kept := self._turns.abandon(turn))]
+        for request_id in (*(order.release or ()), *abandoned):
             if request_id in self._ledger:
                 self._release(request_id)
                 self._released.add(request_id)
@@ -203,6 +205,8 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         blocks = self._real_blocks(block_ids)
         pool = Pool(total=self._pool.num_gpu_blocks - 1, reserve=self._reserve)
         verdict = decide(order, cost=self._ledger.cost(blocks), pinned=self._ledger.pinned, pool=pool)
+        if self._turns.is_abandoned(order.turn):
+            verdict = Refusal.POLICY
         if isinstance(verdict, Refusal):
             return self._let_go(request, verdict, load_failed)
         fingerprint = self._fingerprint(request)
@@ -211,6 +215,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         _, handle = super().request_finished(request, block_ids)
         deadline = time.perf_counter() + verdict
         self._pin(request.request_id, blocks, deadline)
+        self._turns.keep(order.turn, request.request_id)
         report = DecodeReport(
             retained=True,
             tokens=fingerprint.tokens,

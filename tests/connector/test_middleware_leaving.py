@@ -86,7 +86,7 @@ async def post(
     return client
 
 
-@pytest.mark.parametrize("params", [PULL, GIVING_UP, {**FROM_PREFILL, KEY: {}}])
+@pytest.mark.parametrize("params", [PULL, GIVING_UP, {**DIRECT, KEY: {"abandon": ["a"]}}, {**FROM_PREFILL, KEY: {}}])
 @pytest.mark.parametrize("handler", [refuse, prepare_only])
 async def test_the_engine_is_told_of_a_leg_that_will_not_come(handler: Handler, params: dict[str, Any]) -> None:
     assert (await post(handler, {"kv_transfer_params": params})).released == [params]

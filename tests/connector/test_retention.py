@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from kvflow.connector.retention import MAX_RETAIN_S, Ledger, Pool, Refusal, decide
+from kvflow.connector.retention import MAX_RETAIN_S, Ledger, Pool, Refusal, Turns, decide
 from kvflow.connector.wire import DecodeOrder
 
 POOL = Pool(total=100, reserve=30)
@@ -91,3 +91,28 @@ def test_any_sequence_of_pins_and_releases_ends_with_nothing_pinned() -> None:
     for name in open_:
         ledger.release(name)
     assert ledger.pinned == 0
+
+
+def test_a_turn_is_abandoned_before_or_after_it_was_kept() -> None:
+    turns = Turns()
+    turns.keep("early", "request")
+    assert (turns.abandon("early"), turns.is_abandoned("early")) == ("request", False)
+    assert turns.abandon("late") is None
+    assert [turns.is_abandoned(name) for name in ("late", "other", None)] == [True, False, False]
+
+
+def test_turns_without_a_name_are_not_remembered() -> None:
+    turns = Turns(limit=1)
+    turns.keep("named", "request")
+    turns.keep(None, "another")
+    assert turns.abandon("named") == "request"
+
+
+def test_only_the_last_turns_are_remembered() -> None:
+    turns = Turns(limit=2)
+    for i in range(3):
+        turns.keep(f"kept{i}", f"request{i}")
+    assert [turns.abandon(f"kept{i}") for i in (1, 2, 0)] == ["request1", "request2", None]
+    for i in range(2):
+        turns.abandon(f"gone{i}")
+    assert [turns.is_abandoned(name) for name in ("kept0", "gone0", "gone1")] == [False, True, True]

@@ -138,6 +138,49 @@ class TestReleasing:
         assert engine.free == 60
 
 
+class TestAbandoning:
+    """A turn whose end the router has not seen, by the name that the router gave it."""
+
+    def named(self, engine: Any, request: str, name: str, answer: int = 1) -> None:
+        params = keep()
+        params[KEY]["turn"] = name
+        engine.add(request, ids(40), params, answer=answer)
+
+    def test_what_was_kept_of_it_is_released(self, scheduling: Any) -> None:
+        engine = scheduling.decode()
+        for i in range(2):
+            self.named(engine, f"r{i}", f"turn{i}")
+            engine.run(f"r{i}")
+        for _ in range(2):
+            not_coming(engine, "x", {KEY: {"abandon": ["turn0", "stranger"]}})
+            assert engine.free == 60 - 3
+            engine.step()
+        engine.step(sent=["r0"])
+        assert engine.free == 60 - 3
+
+    def test_what_is_not_kept_yet_will_not_be(self, scheduling: Any) -> None:
+        engine = scheduling.decode()
+        self.named(engine, "r", "turn", answer=5)
+        engine.step()
+        not_coming(engine, "x", {KEY: {"abandon": ["turn"]}})
+        assert engine.run("r")[KEY]["refused"] == "policy"
+        assert engine.free == 60
+
+    @pytest.mark.parametrize("order", [{"abandon": "turn"}, {"abandon": [1]}, {"abandon": ["turn"], "release": 5}])
+    def test_a_list_that_makes_no_sense_abandons_nothing(self, scheduling: Any, order: dict[str, Any]) -> None:
+        engine = scheduling.decode()
+        self.named(engine, "r", "turn")
+        engine.run("r")
+        not_coming(engine, "x", {KEY: order})
+        assert engine.free == 60 - 3
+
+    def test_turns_without_a_name_are_none_of_it(self, scheduling: Any) -> None:
+        engine = scheduling.decode()
+        not_coming(engine, "x", {KEY: {"abandon": [""]}})
+        kept(engine, "a")
+        assert engine.free == 60 - 3
+
+
 class TestDirect:
     """A turn without a prefill leg, which gives up what its own conversation has pinned."""
 
