@@ -4,7 +4,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any
 
@@ -31,7 +31,10 @@ class Admitted:
     """A request that will be served."""
 
     endpoint: Endpoint
+    asked: dict[str, Any]
+    """What the client asks, no more than that."""
     body: dict[str, Any]
+    """The same, with a name for the answer where engines store it."""
     headers: dict[str, str]
     """Those that are passed on to engines."""
     scope: Scope
@@ -51,31 +54,28 @@ async def admit(
     arrived = time.perf_counter()
     _check_content_type(request)
     raw = await read_body(request, max_body_bytes)
-    body = _parse(raw)
+    said = _parse(raw)
+    asked = clean(said)
+    # vLLM would make up such an id itself, but then only reading the answer would tell it.
+    named = endpoint.stores and endpoint.messages and endpoint.messages(asked)
+    body = {"request_id": f"resp_{secrets.token_hex(8)}", **asked} if named else asked
     scope = Scope(DEFAULT_TENANT, str(body.get("model") or ""), str(body.get("cache_salt") or ""))
-    if endpoint.stores and endpoint.messages and endpoint.messages(body):
-        # vLLM would make up such an id itself, but then only reading the answer would tell it.
-        body.setdefault("request_id", f"resp_{secrets.token_hex(8)}")
-    keys = find_keys(endpoint, body, request.headers, scope, len(raw))
-    cleaned = clean(body)
-    follows = body.get("previous_response_id") if endpoint.stores else None
-    bound_to = bindings.node(binding(scope.tenant, follows)) if isinstance(follows, str) else None
+    keys = find_keys(endpoint, {**said, **body}, request.headers, scope, len(raw))
     turn = Turn(
         tenant=scope.tenant,
         model=scope.model,
         prompt_tokens=len(raw) // BYTES_PER_TOKEN + 1,
-        # Whoever stored the earlier answer needs no prefill node; anybody else says that it is not there.
-        splittable=endpoint.splittable(cleaned) and (follows is None or bound_to is not None),
-        bound_to=bound_to,
+        splittable=endpoint.splittable(body),
         max_retain_s=_max_retain_s(request.headers.get(RETAIN_HEADER)),
     )
     return Admitted(
         endpoint=endpoint,
-        body=cleaned,
+        asked=asked,
+        body=body,
         headers=forwarded(request.headers),
         scope=scope,
         keys=keys,
-        turn=turn,
+        turn=_bound(turn, body.get("previous_response_id"), bindings) if endpoint.stores else turn,
         policy=policy,
         binding=_binding(endpoint, body, scope),
         arrived=arrived,
@@ -86,6 +86,14 @@ def _binding(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope) -> bytes
     own = body.get("request_id")
     stored = endpoint.stores and isinstance(own, str) and body.get("store", True)
     return binding(scope.tenant, str(own)) if stored else None
+
+
+def _bound(turn: Turn, follows: object, bindings: Bindings) -> Turn:
+    """Whoever stored the answer that is followed answers alone; anybody else will say that it is not there."""
+    if follows is None:
+        return turn
+    node = bindings.node(binding(turn.tenant, follows)) if isinstance(follows, str) else None
+    return replace(turn, bound_to=node, splittable=turn.splittable and node is not None)
 
 
 def _max_retain_s(value: str | None) -> float | None:

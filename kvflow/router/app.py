@@ -174,8 +174,10 @@ def _pass(router: Router, path: str) -> _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Engines:
-    """What engines answer. Plain ASGI, so that one task owns it from the first byte to the last, and its end frees
-    everything."""
+    """What engines answer.
+
+    Plain ASGI, so that one task owns a request from its first byte to its last, and its end frees everything.
+    """
 
     serve: _Work = field(repr=False)
     path: str

@@ -19,11 +19,11 @@ _HANDLE_OVERHEAD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """The outcome of a prefill leg: an engine's refusal of the request, or what the decode leg needs."""
+    """The outcome of a prefill leg: that the engine refuses the request, or what the decode leg needs."""
 
     params: dict[str, Any] | None = None
     report: PrefillReport | None = None
-    refusal: tuple[int, bytes] | None = None
+    refused: bool = False
 
     @property
     def pulled(self) -> int:

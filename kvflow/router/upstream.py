@@ -111,7 +111,7 @@ class Upstream:
         timeout = patience if patient else self._timeout
         with _translated(node):
             response = await self._session.request(
-                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+                method, url, data=data or None, headers=headers, timeout=timeout, allow_redirects=False
             )
             if 300 <= response.status < 400:
                 response.close()

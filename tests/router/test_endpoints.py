@@ -269,6 +269,7 @@ async def test_what_is_no_request_is_refused_in_openais_shape_on_every_endpoint(
         (MESSAGES, {}),
         (MESSAGES, {**messages_first(False), "model": "other"}),
         (MESSAGES, {"model": "simulated", "messages": "hi", "max_tokens": 5}),
+        (MESSAGES, {"model": "simulated", "messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
 async def test_what_the_engine_refuses_is_refused_in_its_words(path: str, body: Body) -> None:
