@@ -9,24 +9,32 @@ class Clock:
         return self.now
 
 
-def handle(tokens: int = 1, *, epoch: str = "e", deadline: float = 2000.0, size: int = 0) -> Handle:
+def handle(
+    tokens: int = 1,
+    *,
+    node: str = "decode-0",
+    epoch: str = "e",
+    deadline: float = 2000.0,
+    kept_at: float = 0.0,
+    blocks: int = 1,
+    size: int = 0,
+) -> Handle:
     return Handle(
-        node="decode-0",
+        node=node,
         epoch=epoch,
         tokens=tokens,
         deadline=deadline,
         pin="p",
-        blocks=1,
-        kept_at=0.0,
+        blocks=blocks,
+        kept_at=kept_at,
         params={"a": 1},
         size=size,
     )
 
 
-def store(**limits: int) -> tuple[Conversations, Clock]:
+def store(max_count: int = 100, max_bytes: int = 10**9) -> tuple[Conversations, Clock]:
     clock = Clock()
-    limits = {"max_count": 100, "max_bytes": 10**9} | limits
-    return Conversations(clock=clock, **limits), clock
+    return Conversations(max_count=max_count, max_bytes=max_bytes, clock=clock), clock
 
 
 def taken_tokens(conversations: Conversations, *keys: bytes) -> int | None:
@@ -138,3 +146,84 @@ def test_a_dead_epoch_loses_what_it_held_but_not_its_name() -> None:
     assert alive is not None
     assert (dead.conversation, dead.handle.params) == ("c", {})
     assert alive.handle.params == {"a": 1}
+
+
+def given_up(conversations: Conversations, blocks: int, node: str = "decode-0") -> list[int]:
+    return [h.tokens for h in conversations.give_up(node, blocks)]
+
+
+def test_the_oldest_are_given_up_until_there_is_room_and_only_on_that_node() -> None:
+    conversations, _ = store()
+    for i in range(1, 5):
+        conversations.put(f"c{i}", [bytes([i])], handle(i, kept_at=100.0 * i, blocks=10))
+    conversations.put("other", [b"other"], handle(9, node="decode-1", blocks=10))
+    assert given_up(conversations, 0) == []
+    assert given_up(conversations, 11) == [1, 2]
+    assert taken_tokens(conversations, b"\1", b"\2") is None
+    assert given_up(conversations, 1000) == [3, 4]
+    assert given_up(conversations, 1) == []
+    assert given_up(conversations, 1, "decode-1") == [9]
+    assert given_up(conversations, 1, "decode-2") == []
+
+
+def test_of_two_as_old_the_one_that_is_cheaper_to_compute_again_goes_first() -> None:
+    conversations, _ = store()
+    conversations.put("long", [b"1"], handle(60_000))
+    conversations.put("short", [b"2"], handle(1000))
+    assert given_up(conversations, 1) == [1000]
+
+
+def test_what_has_little_time_left_goes_first() -> None:
+    conversations, _ = store()
+    conversations.put("patient", [b"1"], handle(1, kept_at=0.0, deadline=10_000.0))
+    conversations.put("soon", [b"2"], handle(2, kept_at=990.0, deadline=1010.0))
+    conversations.put("over", [b"3"], handle(3, kept_at=980.0, deadline=999.0))
+    assert given_up(conversations, 3) == [3, 2, 1]
+
+
+def test_a_tenant_with_more_than_its_share_gives_up_first() -> None:
+    conversations, _ = store()
+    conversations.put("a", [b"1"], handle(1, kept_at=0.0), tenant="modest")
+    for i in range(2, 5):
+        conversations.put(f"b{i}", [bytes([i])], handle(i, kept_at=100.0 * i), tenant="greedy")
+    # Greedy has three blocks of four, then two of three; with one each, age alone counts.
+    assert given_up(conversations, 4) == [2, 3, 1, 4]
+
+
+def test_what_was_put_back_is_as_old_as_it_was() -> None:
+    conversations, _ = store()
+    conversations.put("old", [b"1"], handle(1, kept_at=0.0))
+    conversations.put("new", [b"2"], handle(2, kept_at=500.0))
+    taken = conversations.take([b"1"])
+    assert taken is not None
+    conversations.put_back(taken)
+    assert given_up(conversations, 1) == [1]
+
+
+def test_what_is_gone_already_is_not_given_up() -> None:
+    conversations, _ = store()
+    conversations.put("c", [b"1"], handle(epoch="dead"))
+    conversations.drop_epoch("dead")
+    assert given_up(conversations, 1) == []
+    assert conversations.remove(b"1") == []
+    assert len(conversations) == 0
+
+
+def test_all_that_is_filed_under_a_key_can_be_removed() -> None:
+    conversations, _ = store()
+    conversations.put("c", [b"1", b"all"], handle(1))
+    conversations.put("c", [b"2", b"all"], handle(2))
+    conversations.put("d", [b"2"], handle(3))
+    assert [h.tokens for h in conversations.remove(b"all")] == [1, 2]
+    assert conversations.remove(b"all") == []
+    assert taken_tokens(conversations, b"1", b"2") == 3
+
+
+def test_what_there_is_no_room_for_is_handed_over_to_be_released() -> None:
+    gone: list[int] = []
+    conversations = Conversations(
+        max_count=1, max_bytes=10**9, clock=Clock(), on_give_up=lambda h: gone.append(h.tokens)
+    )
+    for i in range(3):
+        conversations.put(f"c{i}", [bytes([i])], handle(i))
+    assert gone == [0, 1]

@@ -4,7 +4,7 @@ import pytest
 
 from kvflow.errors import ConfigError, NoNodeError
 from kvflow.policies import Fixed, Policy, Threshold
-from kvflow.types import Handle, NodeState, Path, Plan, Reason
+from kvflow.types import Handle, NodeState, Path, Plan, Reason, View
 from tests.policies.build import decode, handle, policy, prefill, turn, view
 
 
@@ -155,3 +155,55 @@ def test_bad_parts_are_refused_by_key(field: str, value: object, message: str) -
     with pytest.raises(ConfigError) as e:
         Policy(**{**parts, field: value})
     assert str(e.value) == message
+
+
+HELD = handle(tokens=1000)
+
+
+def direct_below(tokens: int) -> Policy:
+    return policy(Threshold(direct_below_tokens=tokens))
+
+
+@pytest.mark.parametrize(("new", "path"), [(63, Path.DIRECT), (64, Path.PULL), (1000, Path.PULL)])
+def test_a_turn_with_little_to_compute_stays_where_its_conversation_is(new: int, path: Path) -> None:
+    plan = direct_below(64).plan(turn(handle=HELD, new_tokens=new), view())
+    assert (plan.path, plan.reason, plan.decode) == (path, None, "decode-0")
+    assert (plan.prefill is None) is (path is Path.DIRECT)
+    assert (plan.retain_s, plan.max_pinned_share) == (480, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("held", "nodes"),
+    [
+        (None, view()),
+        (HELD, view(prefill(), decode(prefix_caching=False))),
+        (HELD, view(prefill(), decode(epoch="e2"))),
+        (HELD, view(prefill(), decode(bidirectional=False))),
+        (HELD, view(now=200.0)),
+        (handle(node="decode-7"), view()),
+    ],
+)
+def test_a_node_that_cannot_find_the_conversation_is_left_no_turn_alone(held: Handle | None, nodes: View) -> None:
+    assert direct_below(64).plan(turn(handle=held, new_tokens=1), nodes).path is not Path.DIRECT
+
+
+def test_a_turn_that_overload_sends_away_is_not_direct() -> None:
+    nodes = view(prefill(), decode(in_flight=100), decode("decode-1", epoch="e2"))
+    plan = direct_below(64).plan(turn(handle=HELD, new_tokens=1), nodes)
+    assert (plan.path, plan.decode) == (Path.PULL, "decode-1")
+
+
+@pytest.mark.parametrize("name", ["decode-0", "decode-1"])
+def test_a_bound_turn_goes_to_its_node_and_is_kept(name: str) -> None:
+    nodes = view(prefill(), decode(), decode("decode-1", in_flight=100))
+    plan = policy().plan(turn(bound_to=name, handle=HELD), nodes)
+    assert plan == Plan(path=Path.DIRECT, decode=name, retain_s=480, max_pinned_share=0.5)
+
+
+def test_a_turn_that_is_bound_to_a_node_that_is_gone_goes_to_one_that_can_say_so() -> None:
+    assert policy().plan(turn(bound_to="decode-9"), view()).path is Path.DIRECT
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(None, 480), (60.0, 60.0), (9999.0, 480), (0.0, 0.0)])
+def test_a_client_can_shorten_the_time_and_not_lengthen_it(limit: float | None, seconds: float) -> None:
+    assert policy().plan(turn(max_retain_s=limit), view()).retain_s == seconds

@@ -19,6 +19,7 @@ def test_threshold_pulls_from_its_number_on(tokens: int, expected: Reason | None
         ({"min_pull_tokens": -1}, "policy.reuse.min_pull_tokens must be at least 0, got -1"),
         ({"min_pull_tokens": 1.5}, "policy.reuse.min_pull_tokens must be a whole number, got 1.5"),
         ({"min_pull_tokens": True}, "policy.reuse.min_pull_tokens must be a whole number, got True"),
+        ({"direct_below_tokens": -1}, "policy.reuse.direct_below_tokens must be at least 0, got -1"),
         ({"enabled": "yes"}, "policy.reuse.enabled must be true or false, got 'yes'"),
     ],
 )
@@ -30,4 +31,5 @@ def test_bad_values_are_refused_by_key(fields: dict[str, Any], message: str) -> 
 
 def test_description_has_the_number() -> None:
     assert "64 tokens" in Threshold(min_pull_tokens=64).describe()
+    assert "32 new tokens" in Threshold(direct_below_tokens=32).describe()
     assert "never" in Threshold(enabled=False).describe()
