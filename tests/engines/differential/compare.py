@@ -1,0 +1,87 @@
+"""What may differ between two responses, and everything that does differ beyond that."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.engines.differential.events import comparable, same_frames
+from tests.engines.differential.exchange import Response
+
+LOGPROB_TOLERANCE = 2e-3
+"""The same sums in another order differ by less than 1e-4; one other token, however far away, by more than 1e-1."""
+
+_TIMES = frozenset({"created", "created_at", "completed_at"})
+_HEADERS_OF_THE_SERVER = ("date", "server", "content-length", "transfer-encoding", "connection")
+_RANDOM = re.compile(r"[0-9a-f]{16,}|(?<=-)[0-9a-f]{8}\b|(?<=msg_)\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    at_least_as_much_cached: bool = False
+    """After a first turn, kvflow may have found more of the prompt than whole blocks of one engine's prefix cache."""
+
+
+def differences(stock: Response, kvflow: Response, rules: Rules) -> list[str]:
+    """In words; empty where kvflow answered as the stock engine did."""
+    found = list(_unequal("status", stock.status, kvflow.status, rules))
+    found += _unequal("headers", _headers(stock), _headers(kvflow), rules)
+    if stock.streamed and kvflow.streamed:
+        found += _unequal_streams(stock, kvflow, rules)
+    elif stock.headers.get("content-type") == "application/json":
+        found += _unequal("body", stock.json, kvflow.json, rules)
+    elif stock.raw != kvflow.raw:
+        found.append(f"raw: {stock.raw!r} != {kvflow.raw!r}")
+    return found
+
+
+def _unequal_streams(stock: Response, kvflow: Response, rules: Rules) -> Iterator[str]:
+    ours, theirs = comparable(kvflow.events), comparable(stock.events)
+    pairs = zip(theirs.pop("frames"), ours.pop("frames"), strict=False)
+    yield from (f"frames: {a} != {b}" for a, b in pairs if not same_frames(a, b))
+    yield from _unequal("stream", theirs, ours, rules)
+
+
+def _headers(response: Response) -> dict[str, str]:
+    return {
+        k: v for k, v in response.headers.items() if k not in _HEADERS_OF_THE_SERVER and not k.startswith("x-kvflow-")
+    }
+
+
+def _unequal(at: str, stock: Any, kvflow: Any, rules: Rules) -> Iterator[str]:
+    match stock, kvflow:
+        case dict(), dict():
+            yield from _unequal_objects(at, stock, kvflow, rules)
+        case list(), list():
+            if len(stock) != len(kvflow):
+                yield f"{at}: {len(stock)} items, {len(kvflow)} from kvflow: {stock!r:.1500} != {kvflow!r:.1500}"
+            for i, (a, b) in enumerate(zip(stock, kvflow, strict=False)):
+                yield from _unequal(f"{at}[{i}]", a, b, rules)
+        case float(), float() if abs(stock - kvflow) <= LOGPROB_TOLERANCE:
+            return
+        case str(), str() if _RANDOM.sub("#", stock) == _RANDOM.sub("#", kvflow):
+            return
+        case _:
+            if type(stock) is not type(kvflow) or stock != kvflow:
+                yield f"{at}: {stock!r:.1500} != {kvflow!r:.1500}"
+
+
+def _unequal_objects(at: str, stock: dict[str, Any], kvflow: dict[str, Any], rules: Rules) -> Iterator[str]:
+    if list(stock) != list(kvflow):
+        yield f"{at}: {list(stock)} != {list(kvflow)}"
+    for key in stock.keys() & kvflow.keys():
+        a, b = stock[key], kvflow[key]
+        if key in _TIMES and type(a) is type(b):
+            continue
+        if key in _CACHED and rules.at_least_as_much_cached and _counts(a) <= _counts(b):
+            continue
+        yield from _unequal(f"{at}.{key}", a, b, rules)
+
+
+_CACHED = ("prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens")
+
+
+def _counts(details: Any) -> int:
+    """Of cached tokens; engines leave the object out where there are none."""
+    value = details.get("cached_tokens") if isinstance(details, Mapping) else details
+    return value or 0
