@@ -1,6 +1,5 @@
 """A request's way in: read once, parsed once, refused with a reason, and cleaned of what only the router may say."""
 
-import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -14,10 +13,10 @@ from kvflow.errors import RequestError
 from kvflow.policies.policy import Policy
 from kvflow.policies.retention import MIN_TTL_S
 from kvflow.router.bindings import Bindings, binding
+from kvflow.router.bodies import parse, read_body
 from kvflow.router.endpoints import Endpoint
 from kvflow.router.find import BYTES_PER_TOKEN, Keys, Scope, find_keys
 from kvflow.router.legs import clean
-from kvflow.router.shapes import MALFORMED
 from kvflow.types import Turn
 
 DEFAULT_TENANT = "default"
@@ -52,9 +51,8 @@ async def admit(
 ) -> Admitted:
     """Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete."""
     arrived = time.perf_counter()
-    _check_content_type(request)
     raw = await read_body(request, max_body_bytes)
-    said = _parse(raw)
+    said = parse(raw, request.headers.get("content-type", ""))
     asked = clean(said)
     # vLLM would make up such an id itself, but then only reading the answer would tell it.
     named = endpoint.stores and endpoint.messages and endpoint.messages(asked)
@@ -109,58 +107,6 @@ def _max_retain_s(value: str | None) -> float | None:
         what = f'must be "no" or a number of seconds from {MIN_TTL_S:g} on, got {value!r}'
         raise RequestError(f"the header {RETAIN_HEADER} {what}", param=RETAIN_HEADER)
     return seconds
-
-
-def _check_content_type(request: Request) -> None:
-    if request.headers.get("content-type", "").lower().split(";", maxsplit=1)[0] != "application/json":
-        raise _invalid("Unsupported Media Type: Only 'application/json' is allowed", None)
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """Stops reading at the limit, so that nobody can fill the router's memory."""
-    too_large = RequestError(
-        f"the request body is larger than {limit} bytes, the limit set by router.max_body_mb",
-        status=413,
-        kind="RequestEntityTooLargeError",
-    )
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
-
-
-def _parse(raw: bytes) -> dict[str, Any]:
-    if not raw:
-        raise _missing()
-    try:
-        body = json.loads(raw)
-    except json.JSONDecodeError as e:
-        at = f"body.{e.pos}"
-        what = {"type": "json_invalid", "loc": at, "msg": "JSON decode error", "input": "<dict of 0 items>"}
-        raise _invalid({**what, "ctx": {"error": e.msg}}, at) from None
-    except (ValueError, RecursionError):
-        raise RequestError("There was an error parsing the body", kind=MALFORMED) from None
-    if body is None:
-        raise _missing()
-    if not isinstance(body, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        shown = f"<list of {len(body)} items>" if isinstance(body, list) else str(body)
-        raise _invalid({"type": "model_attributes_type", "loc": "body", "msg": message, "input": shown}, "body")
-    return body
-
-
-def _missing() -> RequestError:
-    return _invalid({"type": "missing", "loc": "body", "msg": "Field required", "input": "None"}, "body")
-
-
-def _invalid(what: object, param: str | None) -> RequestError:
-    """In the words of vLLM, whose API server would have refused it."""
-    return RequestError(f"1 validation error:\n  {what}", kind=MALFORMED, param=param)
 
 
 def forwarded(headers: Mapping[str, str]) -> dict[str, str]:

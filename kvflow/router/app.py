@@ -19,9 +19,10 @@ from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
 from kvflow.policies.policy import Policy
-from kvflow.router.admit import DEFAULT_TENANT, admit, read_body
+from kvflow.router.admit import DEFAULT_TENANT, admit
 from kvflow.router.answer import Reply
 from kvflow.router.bindings import Bindings
+from kvflow.router.bodies import read_body
 from kvflow.router.dispatch import Dispatcher
 from kvflow.router.endpoints import ENDPOINTS, Endpoint
 from kvflow.router.fleet import Fleet

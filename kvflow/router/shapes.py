@@ -12,6 +12,10 @@ MALFORMED = HTTPStatus.BAD_REQUEST.phrase
 """Kind of what vLLM refuses before it looks at the endpoint; OpenAI-shaped on every one of them."""
 
 
+class UnreadableError(RequestError):
+    """A body that vLLM's web framework refuses before vLLM's own words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     body: Callable[[KvflowError], bytes]
@@ -26,6 +30,8 @@ def shape_at(path: str) -> Shape:
 
 
 def _openai(error: KvflowError) -> dict[str, Any]:
+    if isinstance(error, UnreadableError):
+        return {"detail": str(error)}
     param = error.param if isinstance(error, RequestError) else None
     return {"error": {"message": str(error), "type": error.kind, "param": param, "code": error.status}}
 

@@ -38,10 +38,12 @@ async def test_health_ready_and_version() -> None:
             400,
             "'type': 'missing', 'loc': 'body', 'msg': 'Field required', 'input': 'None'",
         ),
-        (b"[" * 100_000, "application/json", 400, "error parsing the body"),
-        (b"\xff\xfe\xff", "application/json", 400, "error parsing the body"),
         (b"[]", "application/json", 400, "or object to extract fields from', 'input': '<list of 0 items>'"),
         (b'"text"', "application/json; charset=utf-8", 400, "to extract fields from', 'input': 'text'"),
+        (b'"' + b"x" * 201 + b'"', "application/json", 400, "x" * 200 + "...[truncated]'"),
+        (b"{", "application/json ;", 400, "JSON decode error"),
+        (b"{", "application/vnd.api+json", 400, "JSON decode error"),
+        (b"{}", "application/json ;", 400, "Only 'application/json' is allowed"),
         (b"{}", "text/plain", 400, "Only 'application/json' is allowed"),
         (b"{}", "", 400, "Only 'application/json' is allowed"),
         (b'{"messages": "hi"}', "application/json", 400, "list"),
@@ -57,6 +59,16 @@ async def test_what_is_no_request(raw: bytes, content_type: str, status: int, sa
         assert says in body["error"]["message"]
         assert set(body["error"]) == {"message", "type", "param", "code"}
         assert body["error"]["code"] == status
+
+
+@pytest.mark.parametrize("raw", [b"[" * 100_000, b"\xff\xfe\xff"])
+async def test_what_cannot_even_be_read_as_json(raw: bytes) -> None:
+    async with cluster() as c:
+        headers = {"content-type": "application/json"}
+        for path in ("/v1/chat/completions", "/v1/messages"):
+            async with c.session.post(c.url + path, data=raw, headers=headers) as response:
+                assert response.status == 400
+                assert await response.json() == {"detail": "There was an error parsing the body"}
 
 
 async def test_an_unknown_model_is_404_and_a_missing_one_is_the_one_that_is_served() -> None:
