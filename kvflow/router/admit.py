@@ -22,7 +22,7 @@ from kvflow.types import Turn
 DEFAULT_TENANT = "default"
 RETAIN_HEADER = "x-kvflow-retain"
 """Of a request: how long its KV may be kept at most."""
-_FORWARDED = ("x-request-id", "traceparent", "tracestate")
+_FORWARDED = ("x-request-id", "traceparent", "tracestate", "x-vllm-priority")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,18 @@ async def test_nothing_that_is_the_routers_to_say_gets_in(kind: Kind) -> None:
         assert "10.6.6.6" not in json.dumps(received)
 
 
+async def test_of_the_clients_headers_only_a_few_get_to_engines() -> None:
+    async with cluster() as c:
+        few = {"x-request-id": "r", "traceparent": "t", "tracestate": "s", "x-vllm-priority": "1"}
+        others = {"authorization": "secret", "cookie": "c", "x-data-parallel-rank": "1", "x-session-id": "s"}
+        for path, body in ((CHAT, {"messages": []}), (MESSAGES, messages_first(False)), ("/tokenize", {"prompt": "x"})):
+            await c.post(path, body, {**few, **others})
+        for node in c.nodes.values():
+            for received in node.app.received:
+                assert few.items() <= received.headers.items()
+                assert not others.keys() & received.headers.keys()
+
+
 @each_way
 async def test_what_follows_an_answer_goes_to_the_engine_that_stored_it(stream: bool) -> None:
     async with cluster(decode=3) as c:
