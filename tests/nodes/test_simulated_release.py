@@ -10,7 +10,7 @@ import pytest
 
 from kvflow.connector.wire import KEY, RELEASE_PATH, DecodeOrder
 from kvflow.nodes.base import NodeSpec
-from kvflow.nodes.simulated import Fabric, SimulatedNode
+from kvflow.nodes.simulated import Fabric, Settings, SimulatedNode
 from kvflow.types import Role
 from tests.net import free_ports
 from tests.nodes.simulation import COLD, DIRECT, SMALL, Answer, Pair, alone, ask, chat, job, settle
@@ -29,6 +29,13 @@ def giving_up(*names: str, **order: Any) -> dict[str, Any]:
 
 async def kept_turns(pair: Pair, count: int) -> list[Answer]:
     return [(await pair.turn(chat(f"{i} {STORY}"), share=1.0))[1] for i in range(count)]
+
+
+async def started(role: Role, settings: Settings, fabric: Fabric) -> SimulatedNode:
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    node = SimulatedNode(NodeSpec(name=f"{role}-0", role=role, url=url), settings, fabric)
+    await node.start()
+    return node
 
 
 def held(kept: Answer) -> int:
@@ -104,13 +111,31 @@ async def test_neither_a_stock_engine_nor_a_prefill_leg_releases(settings: Any) 
     assert pair.decode.occupancy().pinned == held(kept)
 
 
+@pytest.mark.parametrize("wrong", [{"max_tokens": 10**6}, {"max_tokens": "many"}])
+@pytest.mark.parametrize("stock", [False, True])
+async def test_a_leg_that_is_refused_lets_go_of_what_waits_for_it(wrong: dict[str, Any], stock: bool) -> None:
+    fabric = Fabric()
+    decode = await started(Role.DECODE, SMALL, fabric)
+    prefill = await started(Role.PREFILL, replace(SMALL, stock=stock), fabric)
+    one, two = [
+        await ask(decode.engine, job(chat(f"{i} {STORY}"), giving_up(retain_s=60, max_pinned_share=1))) for i in "12"
+    ]
+    legs = ((prefill, {**one.handle, **COLD}), (decode, giving_up(name(two))))
+    async with aiohttp.ClientSession() as http:
+        for node, params in legs:
+            body = {"model": SMALL.model, "prompt": "x", **wrong, "kv_transfer_params": params}
+            async with http.post(f"{node.spec.url}/v1/completions", json=body) as response:
+                assert response.status == 400
+    assert decode.engine.occupancy().pinned == (held(one) if stock else 0)
+    await prefill.stop()
+    await decode.stop()
+
+
 async def test_the_release_route_frees_without_a_request() -> None:
-    url = f"http://127.0.0.1:{free_ports(1)[0]}"
-    node = SimulatedNode(NodeSpec(name="decode-0", role=Role.DECODE, url=url), SMALL, Fabric())
-    await node.start()
+    node = await started(Role.DECODE, SMALL, Fabric())
     kept = await ask(node.engine, job(chat(STORY), giving_up(retain_s=60, max_pinned_share=0.5)))
     assert node.engine.occupancy().pinned == held(kept)
-    async with aiohttp.ClientSession(url) as http:
+    async with aiohttp.ClientSession(node.spec.url) as http:
         for params, status in (("x", 400), ({KEY: {"release": [name(kept)]}}, 200), ({}, 200)):
             async with http.post(RELEASE_PATH, json={"kv_transfer_params": params}) as response:
                 assert response.status == status

@@ -105,7 +105,8 @@ class App:
             seen = {k: v for k, v in body.items() if k not in self.engine.faults.ignored_fields}
             asked = parse(seen, self.engine.settings, request_id)
         except Refused as e:
-            if not e.malformed:
+            # vLLM's own handlers see no request that is malformed; kvflow's middleware does.
+            if not self.engine.settings.stock or not e.malformed:
                 self._reject(body)
             raise
         if body.get("stream"):
@@ -144,7 +145,7 @@ class App:
 
     def _reject(self, body: dict[str, Any]) -> None:
         params = body.get("kv_transfer_params")
-        if isinstance(params, dict) and params.get("do_remote_prefill"):
+        if isinstance(params, dict):
             self.engine.reject(params)
 
     async def _release(self, request: Request) -> Response:

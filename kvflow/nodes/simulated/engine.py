@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from kvflow.connector.pull import has_handle
 from kvflow.connector.retention import Refusal, Turns
 from kvflow.connector.wire import VERSION, DecodeOrder, NodeReport
 from kvflow.nodes.simulated.answer import Answer
@@ -110,10 +111,14 @@ class Engine:
             self._leave(run, leg)
 
     def reject(self, params: dict[str, Any]) -> None:
-        """A request was refused before it got here, or will not come: let its source go, and what it gives up."""
+        """A request was refused before it got here, or will not come: let its source go, and what it gives up.
+
+        The stock engine does so for decode legs only.
+        """
         self._give_up(order_of(params, self.settings))
-        peer = self._fabric.find(params.get("remote_engine_id"))
-        if peer and params.get("do_remote_prefill"):
+        peer = self._fabric.find(params.get("remote_engine_id")) if has_handle(params) else None
+        pulls = params.get("do_remote_prefill") or (params.get("do_remote_decode") and not self.settings.stock)
+        if peer and pulls:
             peer.finished(str(params.get("remote_request_id")))
 
     def drop_pins(self) -> None:
