@@ -3,7 +3,7 @@
     python -m benchmarks.reuse
     python -m benchmarks.reuse --policy off,balanced,aggressive --prefix-caching on,off --json out.json
     python -m benchmarks.reuse --nodes real --each 2
-    python -m benchmarks.reuse --nodes http://127.0.0.1:8000
+    python -m benchmarks.reuse --nodes http://127.0.0.1:8000 --block-size 16
 
 plays a seeded corpus of conversations (`corpus`: growing, with reasoning stripped, branching, edited, regenerated,
 truncated, tool-calling) against `kvflow serve`, in mixed order, without ids, as plain OpenAI clients do. For each
@@ -18,11 +18,11 @@ answer of every turn of this run that ended before this one began, of any conver
 engines find them in their prefix caches). The last token of an answer has no KV; the last token of a prompt has to be
 computed. What a prompt has in common with a turn counts in whole blocks of the engine, but to the token where the
 prompt begins with all that the turn holds: a pull can end there. It is computed from the engine's own token ids.
-With prefix caches off on both roles there are only pulls, which bring back what the same conversation computed: then
-only that counts as reusable.
+With prefix caches off on both roles the same counts as reusable, but only pulls can bring it back.
 
 **Wrong** are tokens of an answer that differ from those of a cold run: afterwards the same request goes to an engine
 alone (of a kvflow at a URL: to its router), under a cache salt that nobody has used.
 
-Memory is no matter here: pools are made large enough for the whole corpus (`capacity` and `trace` are about the rest).
+Memory is no matter here: simulated pools hold the whole corpus, and real ones should (`cluster.decode.kv_cache_gib`).
+`trace` and `capacity` are about the rest.
 """

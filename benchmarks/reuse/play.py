@@ -26,8 +26,6 @@ class Turn:
     answer: Answer
     reusable: int
     """By a cache that knows everything computed before this turn began."""
-    own: int
-    """The same for one that knows this conversation only."""
 
     @property
     def reused(self) -> int:
@@ -47,7 +45,6 @@ class Player:
         self._extra = {**extra, "cache_salt": uuid4().hex}
         self._told = told
         self._all = AllKnowing(block_size)
-        self._own = [AllKnowing(block_size) for _ in conversations]
         self._answers: list[list[str]] = [[] for _ in conversations]
         self._ended = [asyncio.Condition() for _ in conversations]
         self._turns: list[Turn] = []
@@ -74,7 +71,6 @@ class Player:
         script, answers, before = self._conversations[conversation], self._answers[conversation], len(self._all)
         body = {**script.requests[request].body(answers), **self._extra}
         answer = await self._client.ask(body)
-        own = self._own[conversation]
         self._turns.append(
             Turn(
                 conversation=conversation,
@@ -83,12 +79,10 @@ class Player:
                 body=body,
                 answer=answer,
                 reusable=self._all.reusable(answer.prompt, before),
-                own=own.reusable(answer.prompt),
             )
         )
         answers.append(answer.text)
-        for cache in (self._all, own):
-            cache.add(answer.prompt, answer.tokens)
+        self._all.add(answer.prompt, answer.tokens)
 
 
 class References:

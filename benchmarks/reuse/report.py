@@ -13,10 +13,9 @@ from benchmarks.reuse.play import Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A turn, what it could have reused, and how many tokens of its answer were wrong."""
+    """A turn, and how many tokens of its answer were wrong."""
 
     turn: Turn
-    reusable: int
     wrong: int
 
 
@@ -67,10 +66,8 @@ class Run:
         }
 
 
-def judge(turns: Sequence[Turn], wrong: Sequence[int], *, own_only: bool) -> list[Judged]:
-    """`own_only`: count as reusable only what the same conversation computed."""
-    pairs = zip(turns, wrong, strict=True)
-    return [Judged(turn=t, reusable=t.own if own_only else t.reusable, wrong=w) for t, w in pairs]
+def judge(turns: Sequence[Turn], wrong: Sequence[int]) -> list[Judged]:
+    return [Judged(turn=t, wrong=w) for t, w in zip(turns, wrong, strict=True)]
 
 
 def sum_of(judged: Iterable[Judged]) -> Sum:
@@ -78,10 +75,10 @@ def sum_of(judged: Iterable[Judged]) -> Sum:
     return Sum(
         turns=len(some),
         prompt=sum(len(j.turn.answer.prompt) for j in some),
-        reusable=sum(j.reusable for j in some),
+        reusable=sum(j.turn.reusable for j in some),
         reused=sum(j.turn.reused for j in some),
         pulled=sum(j.turn.answer.pulled for j in some),
-        missed=sum(max(0, j.reusable - j.turn.reused) for j in some),
+        missed=sum(max(0, j.turn.reusable - j.turn.reused) for j in some),
         wrong=sum(j.wrong for j in some),
     )
 
@@ -125,7 +122,7 @@ def _turn_json(j: Judged) -> dict[str, Any]:
         "kind": turn.kind,
         "prompt": len(answer.prompt),
         "answer": len(answer.tokens),
-        "reusable": j.reusable,
+        "reusable": turn.reusable,
         "reused": turn.reused,
         "pulled": answer.pulled,
         "path": answer.path,

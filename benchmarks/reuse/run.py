@@ -79,7 +79,7 @@ async def _run(
         player = Player(Client(http, serving.url), conversations, block_size=size, extra=extra, told=step)
         turns = await player.play(order, settings.users)
         wrong = await references.wrong_tokens(turns, Client(http, serving.alone or serving.url), step)
-    return Run(name=case.name, judged=judge(turns, wrong, own_only=case.prefix_caching is False))
+    return Run(name=case.name, judged=judge(turns, wrong))
 
 
 @contextmanager
