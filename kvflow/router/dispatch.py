@@ -155,7 +155,9 @@ class Dispatcher:
         a = turn.admitted
         handle = None if broken else turn.claim.handle
         asked = replace(a.turn, handle=handle, new_tokens=_new_tokens(turn))
-        plan = a.policy.plan(asked, _without(self._fleet.view(), broken))
+        # Nobody else can answer for the node that a turn is bound to.
+        view = self._fleet.view() if broken == asked.bound_to else _without(self._fleet.view(), broken)
+        plan = a.policy.plan(asked, view)
         turn.claim.spent = plan.reason in _SPENT
         if not a.keys.filing:
             plan = replace(plan, retain_s=0.0, max_pinned_share=0.0)  # nobody could find it again

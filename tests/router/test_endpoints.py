@@ -180,6 +180,15 @@ async def test_what_follows_an_answer_goes_to_the_engine_that_stored_it(stream: 
         c.check()
 
 
+async def test_the_engine_that_stored_an_answer_is_asked_again_when_it_fails_once() -> None:
+    async with cluster(decode=2) as c:
+        first = await c.post(RESPONSES, responses_first(False))
+        node = first.headers["x-kvflow-decode"]
+        c.nodes[node].faults.errors = 1
+        reply = await c.post(RESPONSES, {"input": "and?", "previous_response_id": first.json["id"]})
+        assert (reply.status, reply.headers["x-kvflow-decode"], reply.reason) == (200, node, "retried")
+
+
 async def test_without_an_id_of_its_own_an_answer_gets_one_that_finds_it() -> None:
     async with cluster(decode=2) as c:
         for _ in range(3):
