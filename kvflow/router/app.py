@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from kvflow.router.admit import DEFAULT_TENANT, admit
 from kvflow.router.answer import Reply
 from kvflow.router.bindings import Bindings
 from kvflow.router.bodies import read_body
+from kvflow.router.browsers import ForBrowsers
 from kvflow.router.dispatch import Dispatcher
 from kvflow.router.endpoints import ENDPOINTS, Endpoint
 from kvflow.router.fleet import Fleet
@@ -84,6 +86,7 @@ class Router:
         self._around = around
         self.app = Starlette(
             routes=self._routes(),
+            middleware=[Middleware(ForBrowsers)],
             exception_handlers={HTTPException: not_routed, RequestError: _refused, Exception: _broken},
             lifespan=self._lifespan,
         )
