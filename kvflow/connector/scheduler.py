@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from kvflow.connector.fingerprint import Fingerprint, prompt_digest
 from kvflow.connector.identity import identity_of
-from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
+from kvflow.connector.pull import Pull, Sources, cut, decode_order, has_handle, prefill_order
 from kvflow.connector.retention import Ledger, Pool, Refusal, Turns, decide
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport, PrefillOrder
 from kvflow.errors import WireError
@@ -44,6 +44,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Decode legs from arrival to end, and whether what the prefill node offers is lost or of another prompt."""
         self._ledger = Ledger()
         self._turns = Turns()
+        self._sources = Sources()
         self._at_worker: set[str] = set()
         """Requests that the worker will report as sent, when they have been pulled, released, or have expired."""
         self._released: set[str] = set()
@@ -62,13 +63,14 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not params:
             return
         prompt, digest = request.num_prompt_tokens, _digest(request)
+        late = self._comes_late(request, params)
         super().on_new_request(request)  # may shorten the prompt
         if params.get("do_remote_decode"):
             self._pulls[request.request_id] = self._admit(request, params, Pull(prompt=prompt, digest=digest))
         elif KEY in params:
             order = self._decode_order(request)
             self._give_up(order)
-            self._decodes[request.request_id] = self._is_for_another_prompt(request, order, digest)
+            self._decodes[request.request_id] = late or self._is_for_another_prompt(request, order, digest)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         pull = self._pulls.get(request.request_id)
@@ -88,6 +90,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             # vLLM registers a request with its worker only for a transfer that it knows of; a turn without a prefill
             # leg would then be pinned for good, because the worker ignores the deadline of a request it has not seen.
             self._reqs_in_batch.add(request.request_id)
+            _count_as_one_engine(request)
 
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
@@ -179,6 +182,14 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             if request_id in self._ledger:
                 self._release(request_id)
                 self._released.add(request_id)
+
+    def _comes_late(self, request: Any, params: dict[str, Any]) -> bool:
+        """Whether the prefill node's KV has been spoken for, by another leg or as not wanted."""
+        if KEY not in params or not params.get("do_remote_prefill") or self._sources.claim(params):
+            return False
+        if request.abort_immediately:
+            params["do_remote_prefill"] = False  # the leg that reads it tells the prefill node when it is done
+        return True
 
     def _is_for_another_prompt(self, request: Any, order: DecodeOrder, digest: str | None) -> bool:
         """Whether the two nodes made different prompts of one request, so that the prefill node's KV is of no use."""
@@ -275,6 +286,17 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def _blocks(self) -> dict[str, int]:
         free, total = self._pool.get_num_free_blocks(), self._pool.num_gpu_blocks - 1
         return {"free": free, "pinned": self._ledger.pinned, "total": total, "reserve": self._reserve}
+
+
+def _count_as_one_engine(request: Any) -> None:
+    """What the prefill node computed was computed, though this node only moved it.
+
+    vLLM reports as cached what was cached there, but works out from its own count what was added to a prefix cache; of
+    Anthropic's `input_tokens` it takes off both.
+    """
+    cached = request.kv_transfer_params.get("remote_prefill_cached_tokens")
+    if request.prefill_stats is not None and type(cached) is int:
+        request.prefill_stats.num_cached_tokens = cached
 
 
 def _digest(request: Any) -> str | None:

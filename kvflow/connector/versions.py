@@ -56,6 +56,16 @@ HOOKS = (
         frozenset({"_reqs_need_recv", "_reqs_in_batch", "use_host_buffer", "is_bidirectional_kv_xfer_enabled"}),
     ),
     Hook(
+        "vllm.v1.metrics.stats:PrefillStats.finalize",
+        ("self", "num_cached_tokens"),
+        frozenset({"num_cached_tokens", "num_prompt_tokens"}),
+    ),
+    Hook(
+        "vllm.v1.core.sched.scheduler:Scheduler.update_from_output",
+        ("self", "scheduler_output", "model_runner_output"),
+        frozenset({"take_prefill_stats", "finalize"}),
+    ),
+    Hook(
         f"{_PULL}.request_finished",
         ("self", "request", "block_ids"),
         frozenset({"_reqs_need_send", "_reqs_not_processed", "_stop_heartbeat"}),

@@ -102,6 +102,8 @@ class Engine:
         )
         self.meta: Any = None
         """What the last step told the worker."""
+        self.prefills: dict[str, Any] = {}
+        """What vLLM reports of each request's prompt, by request."""
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
     def add(
@@ -137,6 +139,8 @@ class Engine:
             finished_sending=set(sent), finished_recving={*received, *failed}, failed_recving=set(failed)
         )
         output = self.scheduler.update_from_output(planned, self._compute(planned, report))
+        reported = [o for outputs in output.values() for o in outputs.outputs if o.prefill_stats is not None]
+        self.prefills |= {o.request_id: o.prefill_stats for o in reported}
         ended = [o for outputs in output.values() for o in outputs.outputs if o.finish_reason is not None]
         return {o.request_id: o.kv_transfer_params for o in ended}
 

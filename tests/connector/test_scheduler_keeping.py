@@ -172,6 +172,17 @@ class TestAnswering:
         report = engine.run("turn")[KEY]
         assert (report["tokens"], report["load_failed"]) == (41, False)
 
+    def test_what_the_prefill_node_computed_counts_as_added_to_the_cache(self, scheduling: Any) -> None:
+        engine = scheduling.decode(caching=True)
+        for name, cached in (("cold", 0), ("pulled", 17)):
+            params = {**FROM_PREFILL, "remote_prefill_cached_tokens": cached, **keep(do_remote_prefill=True)}
+            engine.add(name, ids(40, seed=cached), params)
+            engine.step()
+            engine.step(received=[name])
+            engine.run(name)
+            assert engine.prefills[name].num_cache_creation_tokens == 32 - cached
+            assert engine.prefills[name].num_external_cached_tokens >= 39
+
     def test_a_broken_pull_is_reported_and_the_prompt_computed(self, scheduling: Any) -> None:
         engine = scheduling.decode()
         engine.add("turn", ids(40), {**FROM_PREFILL, **keep(do_remote_prefill=True)}, answer=2)
