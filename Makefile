@@ -1,6 +1,7 @@
 # make serve   installs what is missing and runs `kvflow serve $(ARGS)`
 # make test    installs what is missing and runs every check and test
 # make lint    the checks alone      make clean   removes what was installed
+# make reuse   installs what is missing and measures how much is reused: `python -m benchmarks.reuse $(ARGS)`
 #
 #   make serve ARGS="policy=aggressive router.port=9000"
 #   make install PYTHON=python3.12 EXTRA=gpu
@@ -14,7 +15,7 @@ ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRA)
 
-.PHONY: install serve test lint clean
+.PHONY: install serve test lint reuse clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -48,6 +49,9 @@ lint: install
 	@$(BIN)/ruff format --check .
 	@echo "==> Checking types"
 	@$(BIN)/mypy
+
+reuse: install
+	@$(BIN)/python -m benchmarks.reuse $(ARGS)
 
 clean:
 	rm -rf .venv dist build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -69,6 +69,8 @@ async def _run(
 ) -> Run:
     order = interleaved(conversations, settings.seed, open_at_once=settings.open_at_once)
     task = progress.add_task(case.name, total=2 * len(order))
+    if not progress.console.is_terminal:  # where a bar would be shown at its end only
+        progress.console.print(f"{case.name}: {len(order)} turns, then their cold references", highlight=False)
     extra = SIMULATED_BODY if settings.simulated else {}
 
     def step() -> None:
