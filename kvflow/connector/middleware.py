@@ -183,6 +183,9 @@ async def _release(client: Any, receive: Receive, send: Send) -> None:
         ranks = f"a whole number from 0 to {_ranks(client) - 1}"
         await _answer(send, {"error": f"data_parallel_rank must be {ranks}, or absent."}, status=400)
     else:
+        if rank is None and _ranks(client) > 1:
+            # The rank that reads it may be another than the one that is told not to wait for it.
+            params = {**params, "do_remote_prefill": False}
         await _tell(client, params, rank)
         await _answer(send, {})
 

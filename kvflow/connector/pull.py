@@ -1,5 +1,6 @@
 """One prefill leg as the connector sees it, from the arrival of the request to its report. Imports no vLLM."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,28 @@ class Pull:
 
     def _may(self, count: int) -> bool:
         return self.obstacle is None and count > 0 and count >= self.minimum
+
+
+class Sources:
+    """KV of other engines that this one was to read, and whether it has been spoken for. The last `limit`.
+
+    The first to come has it: the leg that reads it, or the word that none will. A router whose client left says so
+    without knowing whether the leg has arrived; what a leg is reading must not be let go, and what was let go not read.
+    """
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self._spoken_for: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def claim(self, params: Mapping[str, Any]) -> bool:
+        """False if somebody has come before."""
+        source = str(params.get("remote_engine_id")), str(params.get("remote_request_id"))
+        if source in self._spoken_for:
+            return False
+        self._spoken_for[source] = None
+        if len(self._spoken_for) > self._limit:
+            self._spoken_for.popitem(last=False)
+        return True
 
 
 def has_handle(params: Mapping[str, Any]) -> bool:

@@ -188,8 +188,16 @@ async def test_an_engine_that_transfers_nothing_has_no_node_report() -> None:
     assert messages[0]["status"] == 404
 
 
+async def test_of_several_ranks_none_is_told_not_to_wait_for_what_another_may_be_reading() -> None:
+    server = Server()
+    params = {"do_remote_prefill": True, "kvflow": {"release": ["x"]}}
+    assert (await _post(server, json.dumps({"kv_transfer_params": params}).encode()))[0]["status"] == 200
+    assert server.client.released == [{**params, "do_remote_prefill": False}]
+
+
 async def test_a_release_reaches_the_engine_however_its_body_is_cut() -> None:
     server = Server()
+    server.client.vllm_config.parallel_config.data_parallel_size = 1
     assert (await _post(server, b'{"kv_transfer_', b'params": {"a": 1}}'))[0]["status"] == 200
     assert server.client.released == [{"a": 1}]
 

@@ -176,6 +176,7 @@ class TestAnswering:
         engine = scheduling.decode(caching=True)
         for name, cached in (("cold", 0), ("pulled", 17)):
             params = {**FROM_PREFILL, "remote_prefill_cached_tokens": cached, **keep(do_remote_prefill=True)}
+            params["remote_request_id"] = name
             engine.add(name, ids(40, seed=cached), params)
             engine.step()
             engine.step(received=[name])

@@ -15,10 +15,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NEXT = [*ids(40), *[TOKEN] * 4, *ids(9, seed=1)]
 
 
+def for_decode() -> dict[str, Any]:
+    return {**FROM_PREFILL, **keep(do_remote_prefill=True)}
+
+
 def leg(engine: Any, scheduling: Any, role: str) -> None:
     """A request that has KV to pull: from the decode node of the last turn, or from the prefill node of this one."""
-    for_decode = {**FROM_PREFILL, **keep(do_remote_prefill=True)}
-    engine.add("next", NEXT, pull(held(scheduling, ids(40))) if role == "prefill" else for_decode, answer=5)
+    engine.add("next", NEXT, pull(held(scheduling, ids(40))) if role == "prefill" else for_decode(), answer=5)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -101,3 +104,40 @@ class TestSteps:
         assert engine.free == 60 - 3
         engine.end(second)
         assert engine.free == 60
+
+
+class TestWhoeverComesFirst:
+    """A router whose client has left says that a leg will not come, and cannot know whether it has arrived."""
+
+    def told(self, engine: Any) -> None:
+        engine.add("word", [0], for_decode(), abort_immediately=True)
+        engine.abort("word")
+
+    def test_what_a_leg_is_reading_is_not_let_go(self, scheduling: Any) -> None:
+        engine = scheduling.decode()
+        engine.add("leg", NEXT, for_decode(), answer=5)
+        engine.step()
+        assert pulled(engine, "leg") >= 3
+        self.told(engine)
+        engine.step()
+        assert pulled(engine, "word") == -1
+        engine.step(received=["leg"])
+        assert engine.run("leg")[KEY]["retained"]
+
+    def test_what_was_let_go_is_not_read(self, scheduling: Any) -> None:
+        engine = scheduling.decode()
+        self.told(engine)
+        engine.step()
+        assert pulled(engine, "word") == 0
+        engine.add("leg", NEXT, for_decode(), answer=5)
+        engine.step()
+        assert pulled(engine, "leg") == 0
+        report = engine.run("leg")[KEY]
+        assert (report["retained"], report["load_failed"]) == (True, True)
+
+    def test_two_legs_do_not_read_the_same(self, scheduling: Any) -> None:
+        engine = scheduling.decode()
+        engine.add("leg", NEXT, for_decode(), answer=5)
+        engine.add("again", NEXT, for_decode(), answer=5)
+        engine.step()
+        assert (pulled(engine, "leg"), pulled(engine, "again")) == (4, 0)
