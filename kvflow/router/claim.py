@@ -47,11 +47,11 @@ class Claim:
         if self._state is _State.SENT:
             self._state = _State.UNUSED
 
-    def answered(self, *, refused: bool) -> None:
-        """The prefill leg has come to its end, and with it all reading. vLLM can refuse without having looked at it."""
+    def answered(self, *, read: bool) -> None:
+        """The prefill leg has come to its end, and with it all reading; `read`: the decode engine has been told so."""
         if self._state is _State.SENT:
             self._state = _State.DONE
-            if refused and self.taken:
+            if not read and self.taken:
                 self._release(self.taken.handle, "unused")
 
     def give_up(self, node: str) -> Handle | None:

@@ -182,12 +182,13 @@ class Dispatcher:
             if handle and not e.reached:
                 claim.unsent()
             raise
-        claim.answered(refused=answer.status != 200)
+        prefilled = Prefilled()
+        try:
+            prefilled = outcomes.prefilled(node, data) if answer.status == 200 else Prefilled(refused=True)
+        finally:
+            claim.answered(read=prefilled.read)
         if handle:
             self._room.freed(handle.node, handle.blocks)
-        if answer.status != 200:
-            return Prefilled(refused=True)
-        prefilled = outcomes.prefilled(node, data)
         if prefilled.report is not None:
             self._metrics.prefilled(node, prefilled.report)
             self._report_blocks(node, prefilled.report.blocks)

@@ -8,7 +8,7 @@ from typing import Any
 from kvflow.connector.wire import KEY, DecodeReport, PrefillReport
 from kvflow.errors import WireError
 from kvflow.router.upstream import EngineError
-from kvflow.types import Handle
+from kvflow.types import Handle, Reason
 
 EXPIRY_MARGIN_S = 6.0
 """Handles are given up this long before the engine frees the blocks: engines decline a pull in the last 5 seconds."""
@@ -28,6 +28,11 @@ class Prefilled:
     @property
     def pulled(self) -> int:
         return self.report.pulled_tokens if self.report else 0
+
+    @property
+    def read(self) -> bool:
+        """The engine has told the one that kept the KV that it is done with it; of a failed transfer nobody tells."""
+        return self.report is not None and self.report.reason != Reason.TRANSFER_FAILED
 
     @property
     def prompt_digest(self) -> str | None:

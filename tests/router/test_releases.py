@@ -196,6 +196,15 @@ async def test_a_refused_turn_leaves_nothing_pinned() -> None:
         await until(lambda: pinned(c) == 0)
 
 
+async def test_what_could_not_be_pulled_is_released() -> None:
+    async with cluster() as c:
+        first = await turn(c, say(text(300)))
+        c.nodes["prefill-0"].faults.failed_transfers = 1
+        second = await c.chat(goes_on(say(text(300)), first), {"x-kvflow-retain": "no"})
+        assert (second.path, second.reason) == ("cold", "transfer-failed")
+        await until(lambda: pinned(c) == 0)
+
+
 async def test_a_handle_whose_reader_died_is_released_when_that_is_known() -> None:
     async with cluster(prefill=1) as c:
         first = await turn(c, say(text(300)))
