@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvflow.errors import RequestError
-from kvflow.router.shapes import OPENAI
+from kvflow.router.shapes import OPENAI, UnreadableError
 
 ROUTED = (
     "/v1/chat/completions",
@@ -39,10 +39,12 @@ UNROUTED = frozenset(
 
 
 async def not_routed(request: Request, e: Exception) -> Response:
+    """vLLM's web framework answers what it knows no route for, before vLLM's own words."""
     assert isinstance(e, HTTPException)
-    status, message = HTTPStatus(e.status_code), str(e.detail)
+    status = HTTPStatus(e.status_code)
+    error: RequestError = UnreadableError(str(e.detail))
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) and request.url.path in UNROUTED:
         status = HTTPStatus.NOT_FOUND
         message = f"vLLM has {request.url.path}, but kvflow does not route it. It routes {', '.join(ROUTED)}."
-    error = RequestError(message, status=status, kind=status.phrase)
+        error = RequestError(message, status=status, kind=status.phrase)
     return Response(OPENAI.body(error), status, e.headers, media_type="application/json")
