@@ -18,6 +18,7 @@ from typing import Any
 from kvflow.embedded import prepare
 
 MAX_MODEL_LEN = 4096
+LAYERS = 6
 END_OF_TURN = 2
 """Token id of `<|im_end|>`."""
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -94,7 +95,7 @@ def _qwen3(vocabulary: int) -> Any:
         Qwen3Config(vocab_size=vocabulary, head_dim=64, num_key_value_heads=1, intermediate_size=256, **_size())
     )
     for layer in model.model.layers:
-        layer.self_attn.q_norm.weight.data.fill_(3)
+        layer.self_attn.q_norm.weight.data.fill_(4)
     return model
 
 
@@ -111,7 +112,7 @@ def _latent(vocabulary: int) -> Any:
         qk_nope_head_dim=64,
         qk_rope_head_dim=64,
         v_head_dim=64,
-        first_k_dense_replace=4,
+        first_k_dense_replace=LAYERS,
         n_routed_experts=2,
         num_experts_per_tok=1,
         n_group=1,
@@ -124,7 +125,7 @@ def _latent(vocabulary: int) -> Any:
 def _size() -> dict[str, Any]:
     return {
         "hidden_size": 128,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 2,
         "max_position_embeddings": MAX_MODEL_LEN,
         "tie_word_embeddings": False,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,6 +32,8 @@ class Response:
     headers: Mapping[str, str]
     """Names in lower case."""
     raw: bytes
+    broken_off: bool = False
+    """The connection ended before the body did."""
 
     @property
     def streamed(self) -> bool:
@@ -56,9 +58,17 @@ def send(url: str, request: Request) -> Response:
         body = request.body if request.body is None or isinstance(request.body, bytes) else _dumped(request.body)
         connection.request(method, request.path, body, dict(request.headers))
         response = connection.getresponse()
-        return Response(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        headers = {k.lower(): v for k, v in response.getheaders()}
+        return Response(response.status, headers, *_read(response))
     finally:
         connection.close()
+
+
+def _read(response: HTTPResponse) -> tuple[bytes, bool]:
+    try:
+        return response.read(), False
+    except IncompleteRead as e:
+        return e.partial, True
 
 
 def _dumped(body: Mapping[str, Any]) -> bytes:

@@ -56,6 +56,7 @@ ANSWERED: tuple[Row, ...] = (
     message("chat_template_kwargs", chat_template_kwargs={"enable_thinking": True}),
     message("cache_salt", cache_salt="pepper"),
     message("for render endpoints", mm_payload="none", return_mm_kwargs=False),
+    message("vllm_xargs", vllm_xargs={"mine": 1}, watermarking=False),
     message("unknown fields", nonsense=1),
 )
 
@@ -82,7 +83,6 @@ REFUSED: tuple[Row, ...] = refusals(
         "top_k": {"top_k": -5},
         "stop_sequences too many": {"stop_sequences": ["a", "b", "c", "d", "e"]},
         "stop_sequences is text": {"stop_sequences": "a"},
-        "tool_choice without tools": {"tool_choice": {"type": "any"}},
         "tool_choice without a name": {"tools": [TOOL], "tool_choice": {"type": "tool"}},
         "tool_choice unknown": {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "fly"}},
         "tools without a schema": {"tools": [{"name": "find"}]},

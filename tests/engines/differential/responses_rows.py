@@ -83,7 +83,7 @@ REFUSED: tuple[Row, ...] = refusals(
         "temperature": {"temperature": -1},
         "top_p": {"top_p": 2},
         "presence_penalty": {"presence_penalty": 9},
-        "top_logprobs too many": {"top_logprobs": 1000},
+        "top_logprobs too many": {"top_logprobs": 1000, "include": ["message.output_text.logprobs"]},
         "include unknown": {"include": ["x"]},
         "tool_choice without tools": {"tool_choice": "required"},
         "tool_choice unknown": {"tools": [TOOL], "tool_choice": {"type": "function", "name": "fly"}},

@@ -38,7 +38,7 @@ class Row:
         if not isinstance(self.body, dict):
             assert isinstance(self.body, bytes)
             return Request(self.path, self.body, self.headers)
-        body = with_text(self.body, text(f"{self.name}, {stream}"))
+        body = with_text(self.body, text(f"{self}, {stream}"))
         return Request(self.path, {**body, "stream": stream} if stream else body, self.headers)
 
 

@@ -49,7 +49,7 @@ def first_turn(pair: Pair, row: Row, stream: bool) -> tuple[list[str], Response,
 def second_turn(pair: Pair, row: Row, stream: bool) -> tuple[list[str], Response, Response]:
     """A plain turn about the same, then one with the row's parameters that goes on with it."""
     assert isinstance(row.body, Mapping)
-    body = with_text(row.body, text(f"{row.name}, then {stream}"))
+    body = with_text(row.body, text(f"{row}, then {stream}"))
     begin = {k: v for k, v in body.items() if k in OF_THE_PROMPT}
     begin |= {LIMIT.get(row.path, "max_tokens"): 8, "temperature": 0}
     stock, kvflow = both(pair, Request(row.path, begin, row.headers))
