@@ -57,13 +57,14 @@ class Policy:
 
     def _is_direct(self, turn: Turn, decode: NodeState, view: View) -> bool:
         """Whether the node that holds the conversation has so little to compute that it should do it alone."""
-        return (
-            turn.new_tokens < self.reuse.direct_below_tokens
-            and turn.handle is not None
-            and turn.handle.node == decode.name
-            and decode.prefix_caching
-            and self._obstacle(turn.handle, view) is None
-        )
+        handle = turn.handle
+        if handle is None or handle.node != decode.name or not decode.prefix_caching:
+            return False
+        if self._obstacle(handle, view) is not None:
+            return False
+        # Its prefix cache finds whole blocks, where a pull may end inside one.
+        again = handle.tokens % decode.block_size if decode.block_size else 0
+        return turn.new_tokens + again < self.reuse.direct_below_tokens
 
     def _prefill(self, turn: Turn, view: View) -> tuple[NodeState, Reason | None]:
         """The prefill node and why it pulls nothing; a pull may only go to a node that runs the connector."""

@@ -21,7 +21,7 @@ class Reuse(Protocol):
 
     @property
     def direct_below_tokens(self) -> int:
-        """A turn with fewer new tokens stays on the decode node that holds its conversation; 0: none does."""
+        """A turn with less to compute stays on the decode node that holds its conversation; 0: none does."""
 
     def refuse(self, handle: Handle) -> Reason | None:
         """Why `handle` is not worth a pull, or None to pull it. Asked only while `enabled`."""
@@ -34,8 +34,8 @@ class Reuse(Protocol):
 class Threshold:
     """Pull from `min_pull_tokens` on: a transfer has a fixed cost that a short history does not pay back.
 
-    64 is the engine's own default (`kv_recompute_threshold`). Turns with fewer than `direct_below_tokens` new tokens
-    need no transfer at all: the decode node that holds their conversation computes those few between others' steps.
+    64 is the engine's own default (`kv_recompute_threshold`). Turns with fewer than `direct_below_tokens` tokens
+    to compute need no transfer: the decode node that holds their conversation does that between others' steps.
     """
 
     enabled: bool = True
@@ -57,4 +57,4 @@ class Threshold:
         pull = f"Reuse: pull a conversation's KV from its decode node where that saves {least}"
         if not self.direct_below_tokens:
             return f"{pull}."
-        return f"{pull}; turns with fewer than {self.direct_below_tokens} new tokens go to that node directly."
+        return f"{pull}; turns with fewer than {self.direct_below_tokens} to compute go to that node directly."

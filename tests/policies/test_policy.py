@@ -172,6 +172,12 @@ def test_a_turn_with_little_to_compute_stays_where_its_conversation_is(new: int,
     assert (plan.retain_s, plan.max_pinned_share) == (480, 0.5)
 
 
+@pytest.mark.parametrize(("new", "path"), [(23, Path.DIRECT), (24, Path.PULL)])
+def test_what_its_prefix_cache_cannot_find_counts_too(new: int, path: Path) -> None:
+    nodes = view(prefill(), decode(block_size=64))  # of 1,000 tokens held, 40 are in no whole block
+    assert direct_below(64).plan(turn(handle=HELD, new_tokens=new), nodes).path is path
+
+
 @pytest.mark.parametrize(
     ("held", "nodes"),
     [

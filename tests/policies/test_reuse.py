@@ -31,5 +31,5 @@ def test_bad_values_are_refused_by_key(fields: dict[str, Any], message: str) -> 
 
 def test_description_has_the_number() -> None:
     assert "64 tokens" in Threshold(min_pull_tokens=64).describe()
-    assert "32 new tokens" in Threshold(direct_below_tokens=32).describe()
+    assert "fewer than 32 to compute" in Threshold(direct_below_tokens=32).describe()
     assert "never" in Threshold(enabled=False).describe()
