@@ -45,8 +45,8 @@ class Response:
 
     @property
     def events(self) -> list[Event]:
-        blocks = self.raw.decode().split("\n\n")
-        assert blocks.pop() == "", f"the stream breaks off: {self.raw[-200:]!r}"
+        *blocks, rest = self.raw.decode().split("\n\n")
+        assert self.broken_off or not rest, f"half an event: {rest!r}"
         return [_event(block) for block in blocks]
 
 

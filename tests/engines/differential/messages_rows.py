@@ -7,6 +7,7 @@ from tests.engines.differential.row import LEFT_OUT, TEXT, Row, refusals, row_of
 
 PATH = "/v1/messages"
 TOOL = {"name": "find", "description": "Finds a thing.", "input_schema": SHAPE}
+NAMED = {"type": "tool", "name": "find"}
 USED = {"type": "tool_use", "id": "toolu_1", "name": "find", "input": {"room": 2}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "It is here."}
 
@@ -40,7 +41,13 @@ ANSWERED: tuple[Row, ...] = (
     message("tools", tools=[TOOL]),
     message("tool_choice auto", tools=[TOOL], tool_choice={"type": "auto"}),
     message("tool_choice any", tools=[TOOL], tool_choice={"type": "any"}, max_tokens=40),
-    message("tool_choice tool", tools=[TOOL], tool_choice={"type": "tool", "name": "find"}, max_tokens=40),
+    message(
+        "tool_choice tool",
+        tools=[TOOL],
+        tool_choice={"type": "tool", "name": "find"},
+        max_tokens=40,
+        EITHER_REFUSED=True,
+    ),
     message("tool_choice none", tools=[TOOL], tool_choice={"type": "none"}),
     message(
         "one tool at a time",

@@ -3,7 +3,6 @@
 from tests.engines.differential import (
     chat_rows,
     completion_rows,
-    malformed_rows,
     messages_rows,
     responses_rows,
     token_rows,
@@ -12,7 +11,7 @@ from tests.engines.differential.row import Row
 
 TABLES = (chat_rows, completion_rows, responses_rows, messages_rows, token_rows)
 ANSWERED: tuple[Row, ...] = tuple(row for table in TABLES for row in table.ANSWERED)
-REFUSED: tuple[Row, ...] = (*(row for table in TABLES for row in table.REFUSED), *malformed_rows.REFUSED)
+REFUSED: tuple[Row, ...] = tuple(row for table in TABLES for row in table.REFUSED)
 TURNS = tuple(dict.fromkeys(row.path for row in ANSWERED if not row.first_turn_only))
 ENDPOINTS = tuple(dict.fromkeys(row.path for row in ANSWERED))
 """Those that take a body."""

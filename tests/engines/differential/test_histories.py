@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.differential.row import text, user
+from tests.engines.differential.row import text
 from tests.engines.differential.servers import Pair
 from tests.engines.serving import BLOCK, Answer, Message, ask, ask_cold
 from tests.net import post
@@ -15,6 +15,10 @@ pytestmark = pytest.mark.engine
 
 THINKING: Mapping[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 BUDGET: Mapping[str, Any] = {**THINKING, "thinking_token_budget": 6, "max_tokens": 16}
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
 
 
 def tokens(servers: Pair, messages: Sequence[Message]) -> list[int]:
