@@ -74,6 +74,12 @@ class Serving:
         page = get(f"{self.engine(role)}/metrics")[1].decode()
         return sum(float(v) for v in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE))
 
+    def post_to(self, role: str, path: str, body: Any) -> bytes:
+        """The answer of an engine that is asked past the router."""
+        status, raw, _ = post(self.engine(role) + path, body)
+        assert status == 200, raw
+        return raw
+
     def tokens(self, messages: Sequence[Message]) -> list[int]:
         """Of the prompt that the engines make of a chat."""
         body = {"model": MODEL, "messages": list(messages)}
