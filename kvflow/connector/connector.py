@@ -25,6 +25,11 @@ class KvflowConnector(NixlPullConnector):  # type: ignore[misc]
             raise ConfigError("kvflow's connector takes no decode_context_parallel_size above 1.")
         if any(group.host_resident for group in kv_cache_config.kv_cache_groups):
             raise ConfigError("kvflow's connector takes no KV cache that lives in host memory (HiSparse).")
+        if current_platform.is_cpu() and _computes_without_context(vllm_config):
+            raise ConfigError(
+                "kvflow's connector takes no model with latent attention on CPUs: vLLM gives wrong tokens there where "
+                "a request did not compute all of its own KV."
+            )
         if current_platform.is_cpu():
             patient_queues(shm_broadcast)
         # Not vLLM's class between: it would make a worker of its own first, with threads and a network endpoint.
@@ -38,6 +43,13 @@ class KvflowConnector(NixlPullConnector):  # type: ignore[misc]
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self.connector_scheduler.bind_block_pool(gpu_block_pool)
+
+
+def _computes_without_context(vllm_config: Any) -> bool:
+    """vLLM rules out chunks and its prefix cache for such models there. KV from elsewhere it takes, and the answer is
+    another one than without: measured, for prompts of 20 tokens too.
+    """
+    return bool(vllm_config.model_config.use_mla and not vllm_config.scheduler_config.enable_chunked_prefill)
 
 
 def _load_safely(transfer: Any) -> None:
