@@ -48,8 +48,8 @@ def _unequal_streams(stock: Response, kvflow: Response, rules: Rules) -> Iterato
 
 
 def _headers(response: Response) -> dict[str, str]:
-    """Without those of the HTTP server. What vLLM says of its own faults does not pass what adds `vary`."""
-    left_out = {*_HEADERS_OF_THE_SERVER, "vary"} if response.status >= 500 else _HEADERS_OF_THE_SERVER
+    """Without those of the HTTP server. Some refusals of vLLM do not pass what adds `vary`."""
+    left_out = {*_HEADERS_OF_THE_SERVER, "vary"} if response.status >= 400 else _HEADERS_OF_THE_SERVER
     return {k: v for k, v in response.headers.items() if k not in left_out and not k.startswith("x-kvflow-")}
 
 
