@@ -6,7 +6,7 @@ One event loop owns an instance; no method awaits, so each is atomic to the rout
 import heapq
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -154,10 +154,10 @@ class Conversations:
         What is left of each is enough to tell its conversation's next turn `node-gone`, until it expires.
         """
         dropped = 0
-        for entry in self._entries.values():
+        for number, entry in self._entries.items():
             if entry.handle.epoch == epoch and entry.handle.params:
-                self._shares[entry.handle.node][entry.tenant] -= entry.handle.blocks
-                entry.handle = replace(entry.handle, params={}, size=0, blocks=0)
+                self._remove_from_node(number, entry)
+                entry.handle = replace(entry.handle, params={}, size=0)
                 cost = _ENTRY_BYTES + _KEY_BYTES * len(entry.keys)
                 self._bytes += cost - entry.cost
                 entry.cost = cost
@@ -165,16 +165,11 @@ class Conversations:
         return dropped
 
     def _least_valuable(self, node: str) -> int | None:
-        oldest = islice(self._held(node), LOOK_AT)
-        found = [(not self._over_share(node, n), self._value(n), n) for n in oldest]
+        shares = self._shares.get(node, Counter[str]())
+        equal = sum(shares.values()) / max(1, len(shares))
+        oldest = islice(self._by_node.get(node, ()), LOOK_AT)
+        found = [(shares[self._entries[n].tenant] <= equal, self._value(n), n) for n in oldest]
         return min(found)[2] if found else None
-
-    def _held(self, node: str) -> Iterator[int]:
-        return (n for n in self._by_node.get(node, ()) if self._entries[n].handle.blocks)
-
-    def _over_share(self, node: str, number: int) -> bool:
-        held = {tenant: blocks for tenant, blocks in self._shares[node].items() if blocks > 0}
-        return held[self._entries[number].tenant] * len(held) > sum(held.values())
 
     def _value(self, number: int) -> float:
         h = self._entries[number].handle
@@ -198,10 +193,16 @@ class Conversations:
 
     def _remove_from_node(self, number: int, entry: _Entry) -> None:
         node = entry.handle.node
+        if number not in self._by_node.get(node, ()):
+            return  # its engine is gone
         del self._by_node[node][number]
-        self._shares[node][entry.tenant] -= entry.handle.blocks
+        shares = self._shares[node]
+        shares[entry.tenant] -= entry.handle.blocks
+        if not shares[entry.tenant]:
+            del shares[entry.tenant]
         if not self._by_node[node]:
-            del self._by_node[node], self._shares[node]
+            del self._by_node[node]
+            self._shares.pop(node)
 
     def _sweep(self) -> None:
         """Forget what expired a while ago. The heap may name entries that were taken; those are skipped."""

@@ -50,6 +50,7 @@ class Room:
         if node.blocks is None:
             return 0
         use, pool = self._uses[node.name], node.blocks
+        blocks = min(blocks, pool.reserve or blocks)  # more than a request of the full length no request takes
         pinned = pool.pinned - use.freed
         short = pinned + use.running + blocks - pool.total
         if plan.retain_s:

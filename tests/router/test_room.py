@@ -29,7 +29,12 @@ def test_what_is_not_kept_must_only_run(pinned: int, short: int) -> None:
 
 
 def test_nothing_is_given_up_for_a_turn_that_can_never_be_kept() -> None:
-    assert Room().shortage(node(30), KEEP, 60) == 0
+    assert Room().shortage(node(30, reserve=60), KEEP, 60) == 0
+
+
+def test_a_request_that_only_looks_long_gets_the_room_of_the_longest() -> None:
+    """Its body may hold an image, and the router counts bytes."""
+    assert Room().shortage(node(50, reserve=12), KEEP, 10**6) == 12
 
 
 def test_turns_under_way_count() -> None:
