@@ -6,12 +6,14 @@ One event loop owns an instance; no method awaits, so each is atomic to the rout
 import heapq
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from kvflow.types import Handle
 
+EXPIRY_MARGIN_S = 6.0
+"""Handles are given up this long before the engine frees the blocks: engines decline a pull in the last 5 seconds."""
 LINGER_S = 60.0
 """A handle is remembered this long after its deadline, so that the next turn is told `expired`, not `no-handle`."""
 
@@ -32,14 +34,16 @@ class Taken:
     tenant: str
     handle: Handle
     keys: tuple[bytes, ...]
-    """Where it was filed, the key of the whole conversation first."""
+    """Where it was filed, that of the whole conversation first."""
     key: bytes
     """Where it was found."""
+    whole: int = 1
+    """How many of `keys` stand for the whole conversation."""
 
     @property
     def complete(self) -> bool:
         """The request goes on where the conversation stood, or repeats its last one."""
-        return self.key == self.keys[0]
+        return self.key in self.keys[: self.whole]
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class _Entry:
     tenant: str
     handle: Handle
     keys: tuple[bytes, ...]
+    whole: int
     cost: int
 
 
@@ -76,6 +81,8 @@ class Conversations:
         self._shares: dict[str, Counter[str]] = {}
         """Blocks of each node's handles, by tenant."""
         self._deadlines: list[tuple[float, int]] = []
+        self._lingering: list[tuple[float, int]] = []
+        """Those of which the engine has nothing any more. Both heaps may name entries that were taken."""
         self._next = 0
         self._bytes = 0
 
@@ -97,17 +104,19 @@ class Conversations:
             return None
         key, number = next((f for f in found if self._usable(f[1])), found[0])
         entry = self._remove(number)
-        return Taken(entry.conversation, entry.tenant, entry.handle, entry.keys, key)
+        return Taken(entry.conversation, entry.tenant, entry.handle, entry.keys, key, entry.whole)
 
     def put_back(self, taken: Taken) -> None:
         """Undo `take` where the handle has not been used."""
-        number = self._put(taken.conversation, taken.tenant, taken.keys, taken.handle)
+        number = self._put(taken.conversation, taken.tenant, taken.keys, taken.handle, taken.whole)
         self._by_node[taken.handle.node].move_to_end(number, last=False)
         self._keep_bounds()
 
-    def put(self, conversation: str, keys: Sequence[bytes], handle: Handle, *, tenant: str = "") -> None:
-        """File `handle` under all of `keys`, of which there must be one."""
-        self._put(conversation, tenant, tuple(dict.fromkeys(keys)), handle)
+    def put(
+        self, conversation: str, keys: Sequence[bytes], handle: Handle, *, tenant: str = "", whole: int = 1
+    ) -> None:
+        """File `handle` under all of `keys`, of which there must be one; the first `whole` stand for all of it."""
+        self._put(conversation, tenant, tuple(dict.fromkeys(keys)), handle, whole)
         self._keep_bounds()
 
     def give_up(self, node: str, blocks: int) -> list[Handle]:
@@ -117,6 +126,7 @@ class Conversations:
         block is what is left of its time, more where the conversation is long, because a long one costs more a token to
         compute again.
         """
+        self._sweep()
         given_up: list[Handle] = []
         while blocks > 0 and (number := self._least_valuable(node)) is not None:
             handle = self._remove(number).handle
@@ -129,10 +139,10 @@ class Conversations:
         handles = [self._remove(number).handle for number in list(self._by_key.get(key, ()))]
         return [h for h in handles if h.params]
 
-    def _put(self, conversation: str, tenant: str, keys: tuple[bytes, ...], handle: Handle) -> int:
+    def _put(self, conversation: str, tenant: str, keys: tuple[bytes, ...], handle: Handle, whole: int) -> int:
         self._sweep()
         number, self._next = self._next, self._next + 1
-        entry = _Entry(conversation, tenant, handle, keys, handle.size + _ENTRY_BYTES + _KEY_BYTES * len(keys))
+        entry = _Entry(conversation, tenant, handle, keys, whole, handle.size + _ENTRY_BYTES + _KEY_BYTES * len(keys))
         self._entries[number] = entry
         self._bytes += entry.cost
         for key in keys:
@@ -205,12 +215,23 @@ class Conversations:
             self._shares.pop(node)
 
     def _sweep(self) -> None:
-        """Forget what expired a while ago. The heap may name entries that were taken; those are skipped."""
-        horizon = self._clock() - LINGER_S
-        while self._deadlines and self._deadlines[0][0] < horizon:
-            _, number = heapq.heappop(self._deadlines)
-            if number in self._entries:
-                self._remove(number)
-        if len(self._deadlines) > 2 * len(self._entries) + 64:
-            self._deadlines = [(e.handle.deadline, n) for n, e in self._entries.items()]
+        """Take from the nodes what they keep no longer, and forget what expired a while ago."""
+        now = self._clock()
+        for due in self._due(self._deadlines, now - EXPIRY_MARGIN_S):
+            self._remove_from_node(due[1], self._entries[due[1]])
+            heapq.heappush(self._lingering, due)
+        for _, number in list(self._due(self._lingering, now - LINGER_S)):
+            self._remove(number)
+        if len(self._deadlines) + len(self._lingering) > 2 * len(self._entries) + 64:
+            gone = {number for _, number in self._lingering}
+            ends = [(e.handle.deadline, n) for n, e in self._entries.items()]
+            self._deadlines = [end for end in ends if end[1] not in gone]
+            self._lingering = [end for end in ends if end[1] in gone]
             heapq.heapify(self._deadlines)
+            heapq.heapify(self._lingering)
+
+    def _due(self, ends: list[tuple[float, int]], horizon: float) -> Iterator[tuple[float, int]]:
+        while ends and ends[0][0] < horizon:
+            due = heapq.heappop(ends)
+            if due[1] in self._entries:
+                yield due

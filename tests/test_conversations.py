@@ -1,4 +1,4 @@
-from kvflow.conversations import LINGER_S, Conversations
+from kvflow.conversations import EXPIRY_MARGIN_S, LINGER_S, Conversations
 from kvflow.types import Handle
 
 
@@ -227,3 +227,21 @@ def test_what_there_is_no_room_for_is_handed_over_to_be_released() -> None:
     for i in range(3):
         conversations.put(f"c{i}", [bytes([i])], handle(i))
     assert gone == [0, 1]
+
+
+def test_several_keys_can_stand_for_the_whole() -> None:
+    conversations, _ = store()
+    for key, complete in ((b"1", True), (b"2", True), (b"3", False)):
+        conversations.put("c", [b"1", b"2", b"3"], handle(), whole=2)
+        taken = conversations.take([key])
+        assert taken is not None
+        assert taken.complete is complete
+
+
+def test_what_the_engine_has_freed_is_not_given_up() -> None:
+    conversations, clock = store()
+    conversations.put("over", [b"1"], handle(1, deadline=1010.0))
+    conversations.put("there", [b"2"], handle(2))
+    clock.now = 1010.0 + EXPIRY_MARGIN_S + 0.1
+    assert given_up(conversations, 1) == [2]
+    assert taken_tokens(conversations, b"1") == 1

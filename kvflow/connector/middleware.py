@@ -32,6 +32,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
+_TURNS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")
+"""Where vLLM takes `kv_transfer_params`."""
 _RANK_HEADER = b"x-data-parallel-rank"
 _ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
@@ -192,7 +194,7 @@ async def _release(client: Any, receive: Receive, send: Send) -> None:
 
 async def _give_up(client: Any, scope: Scope, found: _Found) -> None:
     """Tell the engine of a leg that has ended without having reached it, where somebody waits to hear."""
-    if found.reached or not found.body:
+    if found.reached or not found.body or scope["path"] not in _TURNS:
         return
     await asyncio.sleep(0)  # a handler that was cancelled right now may be about to tell the engine itself
     params = _object(b"".join(found.body)).get("kv_transfer_params")

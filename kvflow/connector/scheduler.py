@@ -89,7 +89,8 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         elif request.request_id in self._decodes:
             # vLLM registers a request with its worker only for a transfer that it knows of; a turn without a prefill
             # leg would then be pinned for good, because the worker ignores the deadline of a request it has not seen.
-            self._reqs_in_batch.add(request.request_id)
+            if self.is_bidirectional_kv_xfer_enabled:
+                self._reqs_in_batch.add(request.request_id)
             _count_as_one_engine(request)
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -133,7 +134,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             order = prefill_order(params)
             pull.minimum = order.min_pull_tokens
             pull.verified = self._verify(request, params, order, pull)
-        except (WireError, TypeError, ValueError) as e:
+        except (WireError, TypeError, ValueError, OverflowError) as e:
             logger.warning("Request %s pulls nothing: %s", request.request_id, e)
         pull.obstacle = self._obstacle(request)
         # The list stays, however short: it makes vLLM tell the decode node that its pin may end.

@@ -73,7 +73,10 @@ class Reply:
 def strip(answer: Mapping[str, Any], *, shows_nulls: bool) -> bytes:
     """An engine's answer, as JSON, without what says where KV lies; as an engine would give it that moves none."""
     internal = dict.fromkeys(k for k in _INTERNAL if shows_nulls and k in answer)
-    body = {k: internal.get(k, v) for k, v in answer.items() if k in internal or k not in _INTERNAL}
+    return _packed({k: internal.get(k, v) for k, v in answer.items() if k in internal or k not in _INTERNAL})
+
+
+def _packed(body: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can carry
@@ -81,25 +84,44 @@ def strip(answer: Mapping[str, Any], *, shows_nulls: bool) -> bytes:
 
 
 def blank(data: bytes) -> bytes:
-    """The same for JSON that nobody needs to read, alone or in events: what carries a handle becomes null."""
-    at = data.find(CARRIED)
-    while at >= 0:
-        start = at + len(CARRIED) - 1
-        end = _end_of_params(data, start)
-        if end:
-            data = data[:start] + b"null" + data[end:]
-        at = data.find(CARRIED, start)
-    return data
-
-
-def _end_of_params(data: bytes, start: int) -> int:
-    """0 where something else is called the same, as in the schema of a client's tool."""
-    text = data[start:].decode(errors="surrogateescape")
+    """The same for JSON that nobody else needs to read: a handle, where vLLM shows one, becomes null."""
+    if CARRIED not in data:
+        return data
     try:
-        value, length = json.JSONDecoder().raw_decode(text)
+        body = json.loads(data)
     except (ValueError, RecursionError):
-        return len(data)
-    return start + len(text[:length].encode(errors="surrogateescape")) if any(s in value for s in _SIGNS) else 0
+        return _blank_anywhere(data)
+    if not isinstance(body, dict):
+        return data
+    for place in (body, body.get("response")):
+        if isinstance(place, dict) and "kv_transfer_params" in place:
+            place["kv_transfer_params"] = None
+    return _packed(body)
+
+
+def blank_events(data: bytes) -> bytes:
+    """The same in each of several server-sent events."""
+    lines = data.split(b"\n")
+    for i, line in enumerate(lines):
+        if CARRIED in line:
+            lines[i] = b"data: " + blank(line[5:].strip()) if line.startswith(b"data:") else _blank_anywhere(line)
+    return b"\n".join(lines)
+
+
+def _blank_anywhere(data: bytes) -> bytes:
+    """Of a part of JSON: everything that looks like a handle. What cannot be read to its end is cut off."""
+    text, carried = data.decode(errors="surrogateescape"), CARRIED.decode()
+    out, at = list[str](), 0
+    while (found := text.find(carried, at)) >= 0:
+        start = found + len(carried) - 1
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            value, end = dict.fromkeys(_SIGNS), len(text)
+        handle = any(sign in value for sign in _SIGNS)
+        out += text[at:start], "null" if handle else text[start:end]
+        at = end
+    return "".join((*out, text[at:])).encode(errors="surrogateescape")
 
 
 def turn_headers(

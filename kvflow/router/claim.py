@@ -1,8 +1,10 @@
 """The handle that a turn has taken out of the store, until it is known what becomes of it."""
 
+from collections.abc import Callable
 from enum import Enum, auto
 
 from kvflow.conversations import Conversations, Taken
+from kvflow.router.find import closing_key
 from kvflow.router.metrics import Metrics
 from kvflow.router.releases import Releases
 from kvflow.types import Handle, NodeState
@@ -24,6 +26,8 @@ class Claim:
         self.taken = taken
         self.spent = False
         """Found to be of no use to anybody."""
+        self.closed = False
+        """Its conversation has been closed: nobody is to have it any more."""
         self._conversations = conversations
         self._releases = releases
         self._metrics = metrics
@@ -35,17 +39,21 @@ class Claim:
         """The handle, as long as nobody has used it."""
         return self.taken.handle if self.taken and self._state is _State.UNUSED else None
 
-    def send(self, reader: NodeState | None) -> Handle | None:
-        """Hand it to a prefill node. From now on it is never put back: a second read could be of other KV."""
-        handle, self._reader = self.handle, reader
-        if handle:
-            self._state = _State.SENT
-        return handle
+    @property
+    def key(self) -> bytes | None:
+        """Under what the conversation that it belongs to is closed."""
+        return closing_key(self.taken.conversation, self.taken.tenant) if self.taken else None
 
-    def unsent(self) -> None:
-        """The node was not reached after all."""
-        if self._state is _State.SENT:
-            self._state = _State.UNUSED
+    def sending(self, reader: NodeState) -> Callable[[], None]:
+        """To be called when it is on its way to a prefill node. From then on it is never put back: a second read could
+        be of other KV.
+        """
+
+        def sent() -> None:
+            if self._state is _State.UNUSED:
+                self._state, self._reader = _State.SENT, reader
+
+        return sent
 
     def answered(self, *, read: bool) -> None:
         """The prefill leg has come to its end, and with it all reading; `read`: the decode engine has been told so."""
@@ -63,14 +71,16 @@ class Claim:
         return handle
 
     def end(self, *, superseded: bool) -> None:
-        """The turn is over. `superseded`: it has left a handle of its own, or nothing is to be kept any more."""
+        """The turn is over. `superseded`: it has gone on with the conversation and left a handle of its own."""
         if self.taken is None:
             return
         handle = self.taken.handle
-        if self._state is _State.SENT:
+        if self._state is _State.SENT and self._reader:
             self._releases.in_doubt(handle, self._reader)
         elif self._state is _State.UNUSED and self.spent:
             self._release(handle, "expired")
+        elif self._state is _State.UNUSED and self.closed:
+            self._release(handle, "closed")
         elif self._state is _State.UNUSED and superseded:
             self._release(handle, "superseded")
         elif self._state is _State.UNUSED:

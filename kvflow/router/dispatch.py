@@ -4,7 +4,7 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from kvflow.router.legs import decode_body, prefill_body
 from kvflow.router.metrics import Metrics
 from kvflow.router.outcomes import Prefilled
 from kvflow.router.releases import Releases, rank
-from kvflow.router.room import Room
+from kvflow.router.room import Need, Room
 from kvflow.router.stream import EventFilter
 from kvflow.router.upstream import Answer, EngineError, Upstream
 from kvflow.types import NodeState, Path, Plan, Reason, View
@@ -54,6 +54,15 @@ class _Turn:
     wanted: bool = True
     """False once its conversation has been closed: nothing of it is to be kept."""
     kept: bool = False
+
+    @property
+    def key(self) -> bytes:
+        return closing_key(self.conversation, self.admitted.scope.tenant)
+
+    def close(self, key: bytes) -> None:
+        """Of its own conversation, or of the one whose handle it has taken."""
+        self.wanted = self.wanted and key != self.key
+        self.claim.closed = self.claim.closed or key == self.claim.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +106,7 @@ class Dispatcher:
         self._bindings = bindings
         self._room = Room()
         self._open: defaultdict[bytes, set[_Turn]] = defaultdict(set)
-        """Turns under way, by conversation."""
+        """Turns under way, by their conversation and by that whose handle they have."""
 
     async def serve(self, admitted: Admitted, reply: Reply) -> None:
         """Answer a turn; a leg that breaks before the answer has begun is made up for once, cold, on other nodes.
@@ -119,7 +128,7 @@ class Dispatcher:
         key = closing_key(conversation, tenant)
         under_way = self._open.get(key, ())
         for turn in under_way:
-            turn.wanted = False
+            turn.close(key)
         handles = self._conversations.remove(key)
         self._metrics.released("closed", len(handles))
         self._releases.handles(handles)
@@ -132,15 +141,17 @@ class Dispatcher:
         known = taken.conversation if taken and taken.complete else new_conversation()
         claim = Claim(taken, self._conversations, self._releases, self._metrics)
         turn = _Turn(admitted=admitted, conversation=admitted.keys.conversation or known, claim=claim)
-        key = closing_key(turn.conversation, admitted.scope.tenant)
-        self._open[key].add(turn)
+        keys = {turn.key, claim.key or turn.key}
+        for key in keys:
+            self._open[key].add(turn)
         try:
             yield turn
         finally:
-            claim.end(superseded=not turn.wanted or (turn.kept and taken is not None and taken.complete))
-            self._open[key].discard(turn)
-            if not self._open[key]:
-                del self._open[key]
+            claim.end(superseded=turn.kept and taken is not None and taken.complete)
+            for key in keys:
+                self._open[key].discard(turn)
+                if not self._open[key]:
+                    del self._open[key]
 
     async def _serve(self, turn: _Turn, reply: Reply) -> None:
         try:
@@ -174,21 +185,19 @@ class Dispatcher:
 
     async def _prefill(self, attempt: _Attempt, node: str) -> Prefilled:
         a, claim = attempt.admitted, attempt.turn.claim
-        handle = claim.send(self._fleet.view().node(node)) if attempt.plan.path is Path.PULL else None
-        try:
-            async with self._leg(a, node, prefill_body(a.endpoint, a.body, attempt.plan, handle)) as answer:
-                data = await answer.read()
-        except EngineError as e:
-            if handle and not e.reached:
-                claim.unsent()
-            raise
+        handle = claim.handle if attempt.plan.path is Path.PULL else None
+        sending = claim.sending(self._fleet.state(node)) if handle else None
+        body = prefill_body(a.endpoint, a.body, attempt.plan, handle)
+        async with self._leg(a, node, body, on_sent=sending) as answer:
+            data = await answer.read()
         prefilled = Prefilled()
         try:
             prefilled = outcomes.prefilled(node, data) if answer.status == 200 else Prefilled(refused=True)
         finally:
-            claim.answered(read=prefilled.read)
-        if handle:
-            self._room.freed(handle.node, handle.blocks)
+            if handle:
+                # Another leg of this turn may have been sent it and have broken off; that one's end is not known.
+                claim.answered(read=prefilled.read)
+                self._room.freed(handle.node, handle.blocks)
         if prefilled.report is not None:
             self._metrics.prefilled(node, prefilled.report)
             self._report_blocks(node, prefilled.report.blocks)
@@ -208,8 +217,8 @@ class Dispatcher:
         """False if the engine refuses."""
         a, node = attempt.admitted, self._fleet.state(attempt.plan.decode)
         tokens = prefilled.report.prompt_tokens if prefilled.report else a.turn.prompt_tokens
-        blocks = self._room.expected(node, tokens, a.body)
-        pins = self._to_release(attempt, node, blocks)
+        need = self._room.expected(node, tokens, a.endpoint.longest_answer(a.body))
+        pins = self._to_release(attempt, node, need)
         order = DecodeOrder(
             retain_s=attempt.plan.retain_s,
             max_pinned_share=attempt.plan.max_pinned_share,
@@ -219,7 +228,7 @@ class Dispatcher:
         )
         body = decode_body(a.body, prefilled.params, order)
         with (
-            self._room.leg(node.name, blocks, keeps=attempt.plan.retain_s > 0),
+            self._room.leg(node.name, need, keeps=attempt.plan.retain_s > 0),
             self._given_back(attempt, body.get("kv_transfer_params") or {}) as progress,
         ):
             async with self._leg(a, node.name, body, patient=not a.body.get("stream")) as answer:
@@ -231,9 +240,9 @@ class Dispatcher:
                 progress.ended = True
         return progress.begun
 
-    def _to_release(self, attempt: _Attempt, node: NodeState, blocks: int) -> list[str]:
+    def _to_release(self, attempt: _Attempt, node: NodeState, need: Need) -> list[str]:
         """Pins that the leg is to release: those given up for its sake, and of the conversation it goes on with."""
-        given_up = self._conversations.give_up(node.name, self._room.shortage(node, attempt.plan, blocks))
+        given_up = self._conversations.give_up(node.name, self._room.shortage(node, attempt.plan, need))
         self._metrics.released("pressure", len(given_up))
         own = attempt.turn.claim.give_up(node.name) if attempt.plan.path is Path.DIRECT else None
         handles = [*given_up, own] if own else given_up
@@ -286,7 +295,7 @@ class Dispatcher:
             report = outcomes.decode_report(params)
             if report is None:
                 return
-            self._reported(node, report, prefilled)
+            self._reported(attempt.plan, report, prefilled)
             if not report.retained:
                 return
             handle = outcomes.handle(node, params, report, self._fleet.now())
@@ -298,16 +307,18 @@ class Dispatcher:
             return
         a = attempt.admitted
         keys = (*a.keys.filing, id_key(turn.conversation, a.scope), closing_key(turn.conversation, a.scope.tenant))
-        self._conversations.put(turn.conversation, keys, handle, tenant=a.scope.tenant)
+        self._conversations.put(turn.conversation, keys, handle, tenant=a.scope.tenant, whole=a.keys.whole)
         turn.kept = True
 
-    def _reported(self, node: str, report: DecodeReport, prefilled: Prefilled) -> None:
+    def _reported(self, plan: Plan, report: DecodeReport, prefilled: Prefilled) -> None:
         """What the end of a turn says about the node and about answers."""
-        self._metrics.decoded(node, report)
-        self._report_blocks(node, report.blocks)
+        self._metrics.decoded(plan.decode, report)
+        self._report_blocks(plan.decode, report.blocks)
+        if prefilled.report is None:
+            return
         if report.refused == Refusal.SHARE:
-            self._room.refused()
-        elif report.retained and prefilled.report:
+            self._room.refused(self._fleet.state(plan.decode), plan, prefilled.report.prompt_tokens)
+        elif report.retained:
             self._room.answered(report.tokens + 1 - prefilled.report.prompt_tokens)
 
     def _report_blocks(self, node: str, blocks: dict[str, int] | None) -> None:
@@ -320,13 +331,20 @@ class Dispatcher:
 
     @asynccontextmanager
     async def _leg(
-        self, a: Admitted, node: str, body: dict[str, Any], *, patient: bool = False
+        self,
+        a: Admitted,
+        node: str,
+        body: dict[str, Any],
+        *,
+        patient: bool = False,
+        on_sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
         """One leg on a node: counted while it lasts, and held for or against the node when it ends."""
         url = self._fleet.url(node) + a.endpoint.path
         with self._fleet.leg(node, a.turn.prompt_tokens):
             try:
-                async with self._upstream.post(node, url, body, a.headers, patient=patient) as answer:
+                sending = self._upstream.post(node, url, body, a.headers, patient=patient, on_sent=on_sent)
+                async with sending as answer:
                     if answer.status >= 500:
                         log.warning("%s answered %d: %.500r", node, answer.status, await answer.read())
                         raise EngineFailed(node, answer.status)

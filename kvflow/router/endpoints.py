@@ -36,6 +36,12 @@ class Endpoint:
     stores: bool = False
     """Whether the engine can keep answers for later requests to refer to."""
 
+    def longest_answer(self, body: Body) -> int | None:
+        """Tokens, by the client's own limits; None where it set none."""
+        names = (*(k for k in self.prefill_fields if k.startswith("max_")), *self.other_limits)
+        limits = [v for k in names if type(v := body.get(k)) is int and v >= 0]
+        return min(limits, default=None)
+
 
 def _one_choice(body: Body) -> bool:
     """A handle is read once, so several choices cannot share one; log-probabilities of the prompt, and what `echo` adds

@@ -40,6 +40,8 @@ class Keys:
     """For each of `lookup`: bytes of the prompt that come after it, without an answer that follows it directly."""
     conversation: str | None = None
     """The id that the client gave, if it gave one."""
+    whole: int = 1
+    """How many of `filing` stand for the whole of it: who finds it there goes on with the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,19 @@ def find_keys(
     messages = endpoint.messages(body) if endpoint.messages else None
     found = _earlier_answer(endpoint, body, scope, length) or _content_keys(messages, body, _root(scope, given or ""))
     filing = found.filing
+    whole = 1
     if endpoint.stores and isinstance(own := body.get("request_id"), str):
-        filing = (*filing, _answer_key(own, scope))
+        filing = (*filing[:1], _answer_key(own, scope), *filing[1:])
+        whole = min(2, len(filing))
     if given is None:
-        return replace(found, filing=filing if endpoint.keepable(body) else ())
+        return replace(found, filing=filing if endpoint.keepable(body) else (), whole=whole)
     # Where one id is used for several conversations, such as that of a whole session, the messages tell them apart,
     # and one that only begins must not take the handle of another.
     last = id_key(given, scope)
     filing = (*filing, last) if endpoint.keepable(body) else ()
     if messages is not None and not any(map(by_model, messages)):
-        return Keys(found.lookup, filing, found.beyond, given)
-    return Keys((*found.lookup, last), filing, (*found.beyond, length), given)
+        return Keys(found.lookup, filing, found.beyond, given, whole)
+    return Keys((*found.lookup, last), filing, (*found.beyond, length), given, whole)
 
 
 def id_key(conversation: str, scope: Scope) -> bytes:

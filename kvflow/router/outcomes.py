@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvflow.connector.wire import KEY, DecodeReport, PrefillReport
+from kvflow.conversations import EXPIRY_MARGIN_S
 from kvflow.errors import WireError
 from kvflow.router.upstream import EngineError
 from kvflow.types import Handle, Reason
-
-EXPIRY_MARGIN_S = 6.0
-"""Handles are given up this long before the engine frees the blocks: engines decline a pull in the last 5 seconds."""
 
 _HANDLE_OVERHEAD = 4
 """Parsed JSON takes about so many times the memory of its text."""
@@ -31,8 +29,11 @@ class Prefilled:
 
     @property
     def read(self) -> bool:
-        """The engine has told the one that kept the KV that it is done with it; of a failed transfer nobody tells."""
-        return self.report is not None and self.report.reason != Reason.TRANSFER_FAILED
+        """The engine has told the one that kept the KV that it is done with it.
+
+        Of a failed transfer nobody tells, nor does an engine that is set up to pull nothing.
+        """
+        return self.report is not None and self.report.reason not in (Reason.TRANSFER_FAILED, Reason.ONE_WAY)
 
     @property
     def prompt_digest(self) -> str | None:

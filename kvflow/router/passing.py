@@ -13,6 +13,7 @@ from kvflow.router.answer import Reply, blank
 from kvflow.router.bindings import Bindings, binding
 from kvflow.router.fleet import Fleet
 from kvflow.router.legs import clean
+from kvflow.router.shapes import MALFORMED, UnreadableError
 from kvflow.router.stream import EventFilter
 from kvflow.router.upstream import Answer, EngineError, Upstream
 from kvflow.types import NodeState, Role, View
@@ -83,10 +84,12 @@ def _filled(path: str, request: Request) -> str:
 
 
 def _cleaned(data: bytes) -> bytes:
-    """What is no JSON object is the engine's to refuse."""
+    """What is no JSON object is the engine's to refuse, but not what only this process cannot read."""
     try:
         body = json.loads(data)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise UnreadableError("There was an error parsing the body", kind=MALFORMED) from None
+    except ValueError:
         return data
     if not isinstance(body, dict) or (cleaned := clean(body)) == body:
         return data

@@ -49,12 +49,12 @@ class Releases:
             body: dict[str, Any] = {"kv_transfer_params": {KEY: DecodeOrder(release=names).to_wire()}}
             self._start(node, body if where is None else {**body, "data_parallel_rank": where})
 
-    def in_doubt(self, handle: Handle, reader: NodeState | None) -> None:
+    def in_doubt(self, handle: Handle, reader: NodeState) -> None:
         """A leg that was to read it broke off.
 
         As long as the reader lives it tells the decode engine itself when it is done; once it is gone, nobody does.
         """
-        if reader is None or not reader.epoch:
+        if not reader.epoch or self._fleet.state(reader.name).epoch != reader.epoch:
             self.handles([handle])
             return
         now = self._fleet.now()

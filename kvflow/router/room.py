@@ -1,13 +1,13 @@
 """How full the decode nodes are between one of their reports and the next, and how much must be given up for a leg."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from math import inf
 
 from kvflow.connector.retention import Pool
-from kvflow.types import NodeState, Plan
+from kvflow.types import Blocks, NodeState, Plan
 
 FIRST_ANSWER = 128
 """Tokens that an answer is thought to have before any was seen."""
@@ -15,7 +15,6 @@ LONGEST_ANSWER = 32_768.0
 """Tokens; the average is never thought to be above."""
 _NEWEST = 0.1
 """Weight of the newest answer in the average length."""
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
 @dataclass(slots=True)
@@ -30,6 +29,14 @@ class _Use:
     """What has been released or read since the node's last report."""
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Of one turn, in blocks: its prompt, and the whole of it with the answer."""
+
+    prompt: int
+    whole: int
+
+
 class Room:
     """Estimates, all of them; the engine's own share is the second line, and each of its reports sets them right."""
 
@@ -37,39 +44,39 @@ class Room:
         self._uses: defaultdict[str, _Use] = defaultdict(_Use)
         self._answer = float(FIRST_ANSWER)
 
-    def expected(self, node: NodeState, prompt_tokens: int, body: Mapping[str, Any]) -> int:
-        """Blocks that a turn will take on `node`; 0 if the node has not said how large its blocks are."""
+    def expected(self, node: NodeState, prompt_tokens: int, longest_answer: int | None) -> Need:
+        """What a turn will take on `node`; nothing if the node has not said how large its blocks are."""
         if not node.block_size:
-            return 0
-        limits = [v for k in _LIMITS if isinstance(v := body.get(k), int)]
-        tokens = prompt_tokens + min([int(self._answer), *limits])
-        return -(-tokens // node.block_size)
+            return Need(0, 0)
+        answer = int(self._answer) if longest_answer is None else min(int(self._answer), longest_answer)
+        most = node.blocks.reserve if node.blocks and node.blocks.reserve else inf
+        prompt, whole = (-(-tokens // node.block_size) for tokens in (prompt_tokens, prompt_tokens + answer))
+        # No request takes more than one of the full length; a body that looks longer may hold an image.
+        return Need(int(min(prompt, most)), int(min(whole, most)))
 
-    def shortage(self, node: NodeState, plan: Plan, blocks: int) -> int:
-        """Blocks of kept turns that must be given up so that a leg of `blocks` can run, and can be kept."""
+    def shortage(self, node: NodeState, plan: Plan, need: Need) -> int:
+        """Blocks of kept turns that must be given up so that a leg can run, and can be kept."""
         if node.blocks is None:
             return 0
         use, pool = self._uses[node.name], node.blocks
-        blocks = min(blocks, pool.reserve or blocks)  # more than a request of the full length no request takes
         pinned = pool.pinned - use.freed
-        short = pinned + use.running + blocks - pool.total
-        if plan.retain_s:
-            cap = Pool(total=pool.total, reserve=pool.reserve).cap(plan.max_pinned_share)
-            if blocks <= cap:  # else nothing that is given up would help
-                short = max(short, pinned + use.keeping + blocks - cap)
+        short = pinned + use.running + need.whole - pool.total
+        cap = _cap(pool, plan)
+        if need.prompt <= cap:  # else nothing that is given up would help
+            short = max(short, pinned + use.keeping + min(need.whole, cap) - cap)
         return max(0, short)
 
     @contextmanager
-    def leg(self, node: str, blocks: int, *, keeps: bool) -> Iterator[None]:
+    def leg(self, node: str, need: Need, *, keeps: bool) -> Iterator[None]:
         """Count a leg's blocks as taken for as long as the context lasts."""
         use = self._uses[node]
-        use.running += blocks
-        use.keeping += blocks * keeps
+        use.running += need.whole
+        use.keeping += need.whole * keeps
         try:
             yield
         finally:
-            use.running -= blocks
-            use.keeping -= blocks * keeps
+            use.running -= need.whole
+            use.keeping -= need.whole * keeps
 
     def freed(self, node: str, blocks: int) -> None:
         """Kept turns of so many blocks have been released or read."""
@@ -83,6 +90,15 @@ class Room:
         """A turn has ended with an answer of so many tokens."""
         self._answer += _NEWEST * (tokens - self._answer)
 
-    def refused(self) -> None:
-        """A turn took more than was thought, and was not kept for it."""
-        self._answer = min(LONGEST_ANSWER, self._answer * (1 + _NEWEST))
+    def refused(self, node: NodeState, plan: Plan, prompt_tokens: int) -> None:
+        """A turn was not kept for want of room. If its prompt would have fitted, its answer was longer than thought."""
+        need = self.expected(node, prompt_tokens, None)
+        if node.blocks and need.prompt <= _cap(node.blocks, plan):
+            self._answer = min(LONGEST_ANSWER, self._answer * (1 + _NEWEST))
+
+
+def _cap(blocks: Blocks, plan: Plan) -> int:
+    """Blocks that kept turns may take together, by the engine's own rule; none for a turn that is not to be kept."""
+    if not plan.retain_s:
+        return -1
+    return Pool(total=blocks.total, reserve=blocks.reserve).cap(plan.max_pinned_share)

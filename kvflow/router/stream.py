@@ -5,7 +5,7 @@ import logging
 import re
 from typing import Any
 
-from kvflow.router.answer import CARRIED, blank
+from kvflow.router.answer import CARRIED, blank_events
 
 log = logging.getLogger("kvflow.router")
 
@@ -40,7 +40,7 @@ class EventFilter:
         del self._held[:end]
         if _BEGINS_OURS in out:
             out = _OURS.sub(self._take, out)
-        return blank(out) if CARRIED in out else out
+        return blank_events(out) if CARRIED in out else out
 
     def _piece(self) -> int:
         """How much of an event that is too long to hold may go."""
@@ -49,7 +49,7 @@ class EventFilter:
 
     def rest(self) -> bytes:
         """What is still owed to the client when the engine has ended its stream without a blank line."""
-        return b"" if self._held.startswith(_BEGINS_OURS) else blank(bytes(self._held))
+        return b"" if self._held.startswith(_BEGINS_OURS) else blank_events(bytes(self._held))
 
     def _take(self, found: re.Match[bytes]) -> bytes:
         self.params = _parse(found[1]) or self.params

@@ -1,8 +1,9 @@
 """HTTP from the router to the engines. Whatever goes wrong there becomes an `EngineError` that names the node only."""
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
 from typing import Any, Self
 
 import aiohttp
@@ -60,6 +61,11 @@ def _translated(node: str) -> Iterator[None]:
         raise EngineError(node, "broke off the connection", reached=True) from None
 
 
+async def _tell_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx()
+
+
 class Upstream:
     """A connection pool to all engines. Use as an asynchronous context manager, inside the loop that serves.
 
@@ -75,9 +81,12 @@ class Upstream:
     async def __aenter__(self) -> Self:
         # Engines close idle connections after 5 s by default; reusing one later would fail a turn for nothing.
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4)
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(_tell_sent)
         self._session = aiohttp.ClientSession(
             timeout=self._timeout,
             connector=connector,
+            trace_configs=[trace],
             headers={"accept-encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),  # what one engine sets for one client is no business of another
         )
@@ -90,20 +99,36 @@ class Upstream:
 
     @asynccontextmanager
     async def post(
-        self, node: str, url: str, body: Mapping[str, Any], headers: Mapping[str, str], *, patient: bool = False
+        self,
+        node: str,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        *,
+        patient: bool = False,
+        on_sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
         """Send JSON. Leaving before the answer is read to its end closes the connection, and the engine aborts.
 
-        `patient` is for answers that come as a whole, when they are complete: silence then means nothing.
+        `patient` is for answers that come as a whole, when they are complete: silence then means nothing. `on_sent` is
+        called when the request is on its way, before which no engine can have heard of it.
         """
         data = json.dumps(body, separators=(",", ":")).encode()
         sent = {**headers, "content-type": "application/json"}
-        async with self.request("POST", node, url, data, sent, patient=patient) as answer:
+        async with self.request("POST", node, url, data, sent, patient=patient, on_sent=on_sent) as answer:
             yield answer
 
     @asynccontextmanager
     async def request(
-        self, method: str, node: str, url: str, data: bytes, headers: Mapping[str, str], *, patient: bool = False
+        self,
+        method: str,
+        node: str,
+        url: str,
+        data: bytes,
+        headers: Mapping[str, str],
+        *,
+        patient: bool = False,
+        on_sent: Callable[[], None] | None = None,
     ) -> AsyncIterator[Answer]:
         """As `post`, for what is sent as it is."""
         assert self._session is not None
@@ -111,7 +136,13 @@ class Upstream:
         timeout = patience if patient else self._timeout
         with _translated(node):
             response = await self._session.request(
-                method, url, data=data or None, headers=headers, timeout=timeout, allow_redirects=False
+                method,
+                url,
+                data=data or None,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                trace_request_ctx=on_sent,
             )
             if 300 <= response.status < 400:
                 response.close()

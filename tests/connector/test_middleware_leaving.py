@@ -62,7 +62,12 @@ async def cancelled(client: Client, body: dict[str, Any]) -> None:
 
 
 async def post(
-    handler: Handler, data: object, headers: list[tuple[bytes, bytes]] | None = None, client: Client | None = None
+    handler: Handler,
+    data: object,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    client: Client | None = None,
+    *,
+    path: str = "/v1/chat/completions",
 ) -> Client:
     """The engine's client, with what it was asked for."""
     client = client or Client()
@@ -81,7 +86,7 @@ async def post(
     async def send(_message: Message) -> None:
         raise AssertionError("nothing is added")
 
-    request = {**scope(Application(client)), "method": "POST", "headers": headers or []}
+    request = {**scope(Application(client), path), "method": "POST", "headers": headers or []}
     await HandleMiddleware(app)(request, receive, send)
     return client
 
@@ -125,6 +130,11 @@ async def test_the_engine_is_not_told_twice(handler: Handler) -> None:
 )
 async def test_where_nobody_waits_nobody_is_told(body: object) -> None:
     assert (await post(refuse, body)).released == []
+
+
+async def test_other_endpoints_have_no_legs() -> None:
+    """A client could write there what only the router may say."""
+    assert (await post(refuse, {"kv_transfer_params": PULL}, path="/tokenize")).released == []
 
 
 @pytest.mark.parametrize(("value", "rank"), [(b"2", 2), (b"9", None), (b"-1", None), (b"x", None)])

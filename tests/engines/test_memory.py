@@ -126,12 +126,13 @@ async def test_a_hundred_conversations_in_a_pool_for_twenty(
             async with s.post(f"{crowded.url}/v1/chat/completions", json=body) as response:
                 tokens = (await response.json())["choices"][0]["token_ids"]
                 crowd.names.add(response.headers["x-kvflow-conversation"])
-            assert tokens == ask_cold(crowded, asked, max_tokens=8).tokens
-        for name in crowd.names:
-            async with s.delete(f"{crowded.url}/v1/conversations/{name}") as response:
-                assert response.status in (200, 404)
-    # What the cold turns above have left ends by itself.
-    until(lambda: settled_usage(crowded, "decode") == at_first, TTL_S + 30)
+            cold = ask_cold(crowded, asked, max_tokens=8)
+            assert tokens == cold.tokens
+            crowd.names.add(cold.headers["x-kvflow-conversation"])
+        closed = [await close(crowded, s, name) for name in sorted(crowd.names)]
+        assert closed.count(200) >= ROOM_FOR // 2  # the others were given up before, or have expired
+        assert set(closed) <= {200, 404}
+    until(lambda: settled_usage(crowded, "decode") == at_first, TTL_S / 3)
 
 
 async def test_clients_that_leave_leave_nothing_in_the_engines(crowded: Serving) -> None:
@@ -147,8 +148,7 @@ async def test_clients_that_leave_leave_nothing_in_the_engines(crowded: Serving)
             await asyncio.gather(asking, return_exceptions=True)
         until(lambda: not any(under_way(crowded, role) for role in ("prefill", "decode")), 30)
         for i in range(3):
-            async with s.delete(f"{crowded.url}/v1/conversations/left-{i}") as response:
-                assert response.status in (200, 404)
+            assert await close(crowded, s, f"left-{i}") in (200, 404)
     for role, usage in at_first.items():
         until(lambda role=role, usage=usage: settled_usage(crowded, role) == usage, 20)  # type: ignore[misc]
 
@@ -157,6 +157,11 @@ async def _first_bytes(s: aiohttp.ClientSession, serving: Serving, body: Any, he
     async with s.post(f"{serving.url}/v1/chat/completions", json=body, headers=headers) as response:
         await response.content.readany()
         await response.content.readany()
+
+
+async def close(serving: Serving, s: aiohttp.ClientSession, name: str) -> int:
+    async with s.delete(f"{serving.url}/v1/conversations/{name}") as response:
+        return response.status
 
 
 def under_way(serving: Serving, role: str) -> float:

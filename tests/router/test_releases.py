@@ -1,6 +1,7 @@
 """What decode nodes keep is given back: under pressure, on request, and when nobody needs it any more."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -224,3 +225,105 @@ async def test_what_the_store_has_no_room_for_is_released() -> None:
         for i in range(4):
             await turn(c, say(text(100, f"chat{i}")))
         await until(lambda: c.nodes["decode-0"].engine.occupancy().leased == 2)
+
+
+async def test_a_handle_whose_reader_died_is_released_though_another_node_made_up_for_it() -> None:
+    async with cluster(prefill=2) as c:
+        first = await turn(c, say(text(300)))
+        names = ("prefill-0", "prefill-1")
+        for name in names:
+            c.nodes[name].faults.flowing.clear()
+        before = {name: len(c.nodes[name].app.received) for name in names}
+
+        def asked(name: str) -> bool:
+            return len(c.nodes[name].app.received) > before[name]
+
+        asking = asyncio.create_task(c.chat(goes_on(say(text(300)), first), {"x-kvflow-retain": "no"}))
+        await until(lambda: any(map(asked, names)))
+        dead, other = sorted(names, key=asked, reverse=True)
+        await c.nodes[dead].stop()
+        await c.nodes[dead].start()
+        await until(lambda: asked(other))
+        assert pinned(c) > 0
+        await c.probe()  # the first reader is known to be gone before the turn has ended
+        c.nodes[other].faults.flowing.set()
+        assert (await asking).reason == "retried"
+        await until(lambda: pinned(c) == 0)
+
+
+async def test_a_handle_that_another_leg_may_be_reading_is_not_released_for_the_retrys_sake() -> None:
+    async with cluster(prefill=2) as c:
+        first = await turn(c, say(text(300)))
+        c.nodes["prefill-0"].faults.errors = c.nodes["prefill-1"].faults.errors = 1
+        asked = goes_on(say(text(300)), first)
+        assert (await c.chat(asked, {"x-kvflow-retain": "no"})).status == 500
+        assert (await c.chat(say("hi"), {"x-kvflow-retain": "no"})).status == 200
+        assert pinned(c) > 0
+
+
+async def test_what_has_expired_makes_no_room() -> None:
+    """The engine has freed it long ago, however long the router remembers it."""
+    clock = ManualClock()
+    async with cluster(settings=small, clock=clock) as c:
+        for i in range(4):
+            await c.chat(say(text(300, f"old{i}")), {"x-kvflow-retain": "20"})
+        c.advance(21)
+        for i in range(6):
+            await c.chat(say(text(300, f"new{i}")))
+        page = (await c.get("/metrics")).raw.decode()
+        assert 'kvflow_turns_kept_total{outcome="kept"} 10.0' in page
+        late = await c.chat([*say(text(300, "old0")), {"role": "assistant", "content": "?"}, user("go on")])
+        assert late.reason == "expired"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_body_that_is_long_for_other_reasons_drives_nobody_out(n: int) -> None:
+    async with cluster(settings=lambda _: Settings(block_size=BLOCK, blocks=400, max_model_len=1024)) as c:
+        for i in range(6):
+            await turn(c, say(text(300, f"chat{i}")))
+        c.nodes["decode-0"].faults.flowing.clear()
+        asking = asyncio.create_task(c.chat(say("hi"), n=n, user="x" * 2**19))
+        other = asyncio.create_task(c.chat(say("ho"), {"x-kvflow-retain": "no"}))
+        await until(lambda: len(c.nodes["decode-0"].app.received) == 8)
+        assert len(c.router.conversations) == 6
+        c.nodes["decode-0"].faults.flowing.set()
+        await asyncio.gather(asking, other)
+
+
+async def test_a_handle_that_was_not_sent_yet_when_the_client_left_is_there_for_the_next_turn() -> None:
+    async with cluster() as c:
+        first = await turn(c, say(text(300)))
+        asked = goes_on(say(text(300)), first)
+        node = c.nodes["prefill-0"]
+        await node.stop()  # and something listens there that accepts no connection
+        port = int(node.spec.url.rpartition(":")[2])
+        with socket.socket() as full:
+            full.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            full.bind(("127.0.0.1", port))
+            full.listen(0)
+            waiting = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1)]
+            asking = asyncio.create_task(c.chat(asked))
+            await until(lambda: c.router.fleet.state("prefill-0").in_flight == 1)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            for _, writer in waiting:
+                writer.close()
+        await until(lambda: len(c.router.conversations) == 1)
+        await node.start()
+        await c.probe()
+        assert (await turn(c, asked)).path == "pull"
+
+
+async def test_closing_reaches_a_handle_that_a_branch_has_taken() -> None:
+    async with cluster(policy="conservative") as c:
+        first = await turn(c, say(text(300)))
+        name = first.headers["x-kvflow-conversation"]
+        c.nodes["decode-0"].faults.flowing.clear()
+        # It cannot be split, so it reads nothing, but has the handle while it is under way.
+        branch = asyncio.create_task(c.chat([*say(text(300)), user("another question")], n=2))
+        await until(lambda: len(c.router.conversations) == 0)
+        assert (await c.delete(f"/v1/conversations/{name}")).status == 200
+        c.nodes["decode-0"].faults.flowing.set()
+        assert (await branch).status == 200
+        await until(lambda: pinned(c) == 0)
+        assert len(c.router.conversations) == 0

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from kvflow.connector.wire import event
+from kvflow.router.answer import blank, blank_events
 from kvflow.router.stream import MAX_EVENT_BYTES, EventFilter
 
 PARAMS = {"remote_block_ids": [[1, 2, 3]], "kvflow": {"retained": True}}
@@ -98,3 +99,28 @@ def test_what_is_held_is_bounded() -> None:
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"nonsense", b"", b'{"kv_transfer_params": 5}'])
 def test_a_broken_event_costs_the_handle_and_nothing_else(data: bytes) -> None:
     assert run([BEFORE, b"event: kvflow\ndata: " + data + b"\n\n", AFTER]) == (BEFORE + AFTER, None)
+
+
+def test_what_a_client_called_the_same_stays_as_it_was() -> None:
+    tool = {"parameters": {"kv_transfer_params": {"kvflow": 1, "do_remote_decode": True}}}
+    body = {"response": {"tools": [tool], "kv_transfer_params": {"kvflow": {}}}}
+    out = blank_events(b"event: x\ndata: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n")
+    assert json.loads(out.split(b"data: ")[1]) == {"response": {"tools": [tool], "kv_transfer_params": None}}
+
+
+def test_hostile_text_is_read_once() -> None:
+    """In one pass, not in one for each name in it: else this would take hours."""
+    nested = '{"kv_transfer_params":{"a":' * 100 + "1" + "}}" * 100
+    many = ",".join([nested, *['{"kv_transfer_params":{}}'] * 200_000])
+    assert blank(f'{{"tools":[{many}],"kv_transfer_params":{{"kvflow":{{}}}}}}'.encode()).endswith(
+        b'"kv_transfer_params":null}'
+    )
+    assert len(_blanked := blank(f'[{many}],"cut'.encode())) == len(many) + 7
+    assert b"null" not in _blanked
+
+
+def test_of_what_is_no_whole_json_nothing_that_looks_like_a_handle_gets_out() -> None:
+    assert (
+        blank(b'..."kv_transfer_params":{"remote_host":"h","kvflow":{}},"b":1') == b'..."kv_transfer_params":null,"b":1'
+    )
+    assert blank(b'..."kv_transfer_params":{"remote_host":"h') == b'..."kv_transfer_params":null'
