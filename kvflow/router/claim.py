@@ -57,7 +57,7 @@ class Claim:
 
     def answered(self, *, read: bool) -> None:
         """The prefill leg has come to its end, and with it all reading; `read`: the decode engine has been told so."""
-        if self._state is _State.SENT:
+        if self._state is not _State.DONE:
             self._state = _State.DONE
             if not read and self.taken:
                 self._release(self.taken.handle, "unused")

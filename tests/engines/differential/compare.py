@@ -82,8 +82,10 @@ def _with_total(usage: dict[str, Any]) -> dict[str, Any]:
 
 def _as_much_cached(key: str, stock: Any, kvflow: Any) -> bool:
     """Null is none. One engine finds whole blocks, so a block is the most that kvflow can have found beyond."""
-    more = (kvflow or 0) - (stock or 0)
-    return (key in _CACHED and bool(0 <= more <= BLOCK)) or (key in _ADDED and bool(-BLOCK <= more <= 0))
+    if key not in _CACHED | _ADDED:
+        return False
+    more = int((kvflow or 0) - (stock or 0))
+    return 0 <= (more if key in _CACHED else -more) <= BLOCK
 
 
 def _unequal_objects(at: str, stock: dict[str, Any], kvflow: dict[str, Any], rules: Rules) -> Iterator[str]:
