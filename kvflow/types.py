@@ -137,6 +137,14 @@ class View:
     def node(self, name: str) -> NodeState | None:
         return next((n for n in (*self.prefill, *self.decode) if n.name == name), None)
 
+    def without(self, name: str) -> "View":
+        """All but the node of that name, unless that empties its pool."""
+
+        def rest(nodes: tuple[NodeState, ...]) -> tuple[NodeState, ...]:
+            return tuple(n for n in nodes if n.name != name) or nodes
+
+        return View(now=self.now, prefill=rest(self.prefill), decode=rest(self.decode))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -27,7 +27,7 @@ from kvflow.router.releases import Releases, rank
 from kvflow.router.room import Need, Room
 from kvflow.router.stream import EventFilter
 from kvflow.router.upstream import Answer, EngineError, Upstream
-from kvflow.types import NodeState, Path, Plan, Reason, View
+from kvflow.types import NodeState, Path, Plan, Reason
 
 log = logging.getLogger("kvflow.router")
 
@@ -167,7 +167,7 @@ class Dispatcher:
         handle = None if broken else turn.claim.handle
         asked = replace(a.turn, handle=handle, new_tokens=_new_tokens(turn))
         # Nobody else can answer for the node that a turn is bound to.
-        view = self._fleet.view() if broken == asked.bound_to else _without(self._fleet.view(), broken)
+        view = self._fleet.view() if broken == asked.bound_to else self._fleet.view().without(broken)
         plan = a.policy.plan(asked, view)
         turn.claim.spent = plan.reason in _SPENT
         if not a.keys.filing:
@@ -391,12 +391,3 @@ def _account(attempt: _Attempt, prefilled: Prefilled) -> tuple[Path, Reason | No
         decode=plan.decode,
     )
     return path, reason, headers
-
-
-def _without(view: View, broken: str) -> View:
-    """The view without the node that has just failed under this turn, unless that empties its pool."""
-
-    def rest(nodes: tuple[NodeState, ...]) -> tuple[NodeState, ...]:
-        return tuple(n for n in nodes if n.name != broken) or nodes
-
-    return replace(view, prefill=rest(view.prefill), decode=rest(view.decode))
