@@ -1,8 +1,9 @@
 """The values that the parts of kvflow exchange. Everything here is immutable and imports nothing of ours."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 
@@ -47,6 +48,32 @@ class Reason(StrEnum):
     """The request cannot be served by two nodes (several choices, prompt log-probabilities, ...)."""
     ONE_WAY = "one-way"
     """An engine without kvflow's connector takes part: nothing can be pulled back from or to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """How many seconds something takes with a number of tokens."""
+
+    fixed_s: float
+    """Of each, however short."""
+    token_s: float
+    """For each token."""
+    pair_s: float = 0.0
+    """For each pair of a token and one that it attends to; 0 where nothing is computed."""
+    samples: int = 0
+    """Measurements that it stands on; 0 is a guess."""
+
+    def seconds(self, tokens: int, context: int = 0) -> float:
+        """Of `tokens` that come after `context` others; of none, nothing."""
+        if tokens <= 0:
+            return 0.0
+        return self.fixed_s + tokens * (self.token_s + self.pair_s * (context + tokens / 2))
+
+
+COMPUTE_GUESS = Cost(fixed_s=0.0, token_s=200e-6)
+TRANSFER_GUESS = Cost(fixed_s=12.5e-3, token_s=5e-6)
+"""Before anything is measured. With these two a transfer pays from 64 tokens on, the published feature's threshold."""
+OVERHEAD_GUESS = Cost(fixed_s=2e-3, token_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +127,8 @@ class Turn:
     """The decode node that alone can answer, because it holds a response that the request refers to."""
     max_retain_s: float | None = None
     """The client's own limit on `Plan.retain_s`; None where it set none."""
+    cached: Mapping[str, int] = MappingProxyType({})
+    """Tokens of the prompt's beginning that prefill nodes are believed to have in their prefix caches, by node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +153,14 @@ class NodeState:
     """Tokens in a block; 0 before the engine has said so."""
     prefix_caching: bool = True
     """The engine finds what it has computed or kept, on its own."""
+    recent_failures: float = 0.0
+    """Legs that failed, each counting for less the longer ago it was."""
+    compute: Cost = COMPUTE_GUESS
+    """Of prompt tokens on this node, as measured."""
+    overhead: Cost = OVERHEAD_GUESS
+    """Of all else that a leg does before its first token, by tokens of the prompt: HTTP, templates, tokenising."""
+    free_at: float = 0.0
+    """When the prompts under way on the node will have been computed, on the clock of `View.now`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +170,15 @@ class View:
     now: float
     prefill: tuple[NodeState, ...]
     decode: tuple[NodeState, ...]
+    transfers: Mapping[tuple[str, str], Cost] = MappingProxyType({})
+    """What moving KV costs, as measured, by the names of the nodes that it leaves and reaches."""
+
+    def transfer(self, source: str, target: str) -> Cost:
+        return self.transfers.get((source, target), TRANSFER_GUESS)
+
+    def wait_s(self, node: NodeState) -> float:
+        """Seconds until `node` could begin with one more prompt."""
+        return max(0.0, node.free_at - self.now)
 
     def node(self, name: str) -> NodeState | None:
         return next((n for n in (*self.prefill, *self.decode) if n.name == name), None)
@@ -143,7 +189,7 @@ class View:
         def rest(nodes: tuple[NodeState, ...]) -> tuple[NodeState, ...]:
             return tuple(n for n in nodes if n.name != name) or nodes
 
-        return View(now=self.now, prefill=rest(self.prefill), decode=rest(self.decode))
+        return replace(self, prefill=rest(self.prefill), decode=rest(self.decode))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

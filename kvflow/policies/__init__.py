@@ -2,7 +2,7 @@
 
 from kvflow.policies.policy import Policy
 from kvflow.policies.retention import Fixed, Keep, Retention
-from kvflow.policies.reuse import Reuse, Threshold
+from kvflow.policies.reuse import Choice, Option, Reuse, Threshold
 from kvflow.policies.routing import (
     Best,
     Filter,
@@ -20,6 +20,7 @@ from kvflow.policies.routing import (
 
 __all__ = [
     "Best",
+    "Choice",
     "Filter",
     "Fixed",
     "HoldsConversation",
@@ -27,6 +28,7 @@ __all__ = [
     "LeastLoaded",
     "LeastPinned",
     "NotFailing",
+    "Option",
     "Picker",
     "Policy",
     "Ready",

@@ -1,11 +1,12 @@
 """A policy: reuse + retention + routing, put together into one pure function from a turn and the view to a plan."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvflow.errors import ConfigError
+from kvflow.errors import ConfigError, NoNodeError
 from kvflow.policies import check
 from kvflow.policies.retention import Retention
-from kvflow.policies.reuse import Reuse
+from kvflow.policies.reuse import Option, Reuse
 from kvflow.policies.routing import Routing
 from kvflow.types import Handle, NodeState, Path, Plan, Reason, Role, Turn, View
 
@@ -32,18 +33,30 @@ class Policy:
         if not turn.splittable:
             return Plan(path=Path.DIRECT, decode=decode.name, reason=Reason.UNSPLITTABLE)
         seconds, share = self._keep(turn, decode)
-        if turn.bound_to is not None or self._is_direct(turn, decode, view):
+        if turn.bound_to is not None:
             return Plan(path=Path.DIRECT, decode=decode.name, retain_s=seconds, max_pinned_share=share)
-        prefill, reason = self._prefill(turn, view)
+        choice = self.reuse.choose(turn, self.options(turn, decode, view), view)
+        option = choice.option
         return Plan(
-            path=Path.PULL if reason is None else Path.COLD,
-            decode=decode.name,
-            prefill=prefill.name,
-            min_pull_tokens=self.reuse.min_pull_tokens if reason is None else 0,
+            path=option.path,
+            decode=option.decode.name,
+            prefill=option.prefill.name if option.prefill else None,
+            min_pull_tokens=choice.min_pull_tokens,
             retain_s=seconds,
             max_pinned_share=share,
-            reason=reason,
+            reason=choice.reason or option.reason,
         )
+
+    def options(self, turn: Turn, decode: NodeState, view: View) -> tuple[Option, ...]:
+        """What is possible for a turn that `decode` is to answer. Raises `NoNodeError` where nothing is."""
+        obstacle = self._obstacle(turn.handle, view)
+        direct = [] if obstacle else self._direct(turn, decode)
+        try:
+            return (*self._split(turn, decode, obstacle, view), *direct)
+        except NoNodeError:
+            if not direct:
+                raise
+            return tuple(direct)
 
     def describe(self) -> list[str]:
         """The policy in plain words, one sentence a part."""
@@ -53,36 +66,44 @@ class Policy:
         route = self.routing.decode
         candidates = route.candidates(Role.DECODE, view.decode, turn)
         bound = next((n for n in candidates if n.name == turn.bound_to), None)
-        return bound or route.pick(candidates, turn)
+        return bound or route.pick(candidates, turn, view)
 
-    def _is_direct(self, turn: Turn, decode: NodeState, view: View) -> bool:
-        """Whether the node that holds the conversation has so little to compute that it should do it alone."""
+    def _direct(self, turn: Turn, decode: NodeState) -> list[Option]:
+        """Leaving the turn to the node that holds its conversation, if that node would find what it holds."""
         handle = turn.handle
         if handle is None or handle.node != decode.name or not decode.prefix_caching:
-            return False
-        if self._obstacle(handle, view) is not None:
-            return False
+            return []
         # Its prefix cache finds whole blocks, where a pull may end inside one.
         again = handle.tokens % decode.block_size if decode.block_size else 0
-        return turn.new_tokens + again < self.reuse.direct_below_tokens
+        return [Option(path=Path.DIRECT, decode=decode, computed_tokens=turn.new_tokens + again)]
 
-    def _prefill(self, turn: Turn, view: View) -> tuple[NodeState, Reason | None]:
-        """The prefill node and why it pulls nothing; a pull may only go to a node that runs the connector."""
-        route = self.routing.prefill
+    def _split(self, turn: Turn, decode: NodeState, obstacle: Reason | None, view: View) -> Iterator[Option]:
+        """Cold, and pull where there is a node that can; both on the same prefill node."""
+        route, handle = self.routing.prefill, turn.handle
         candidates = route.candidates(Role.PREFILL, view.prefill, turn)
-        reason = self._obstacle(turn.handle, view)
-        if reason is None:
+        if obstacle is None:
             able = tuple(n for n in candidates if n.bidirectional)
-            reason = None if able else Reason.ONE_WAY
+            obstacle = None if able else Reason.ONE_WAY
             candidates = able or candidates
-        return route.pick(candidates, turn), reason
+        prefill = route.pick(candidates, turn, view)
+        cached = min(turn.cached.get(prefill.name, 0), turn.prompt_tokens)
+        cold = turn.prompt_tokens - cached
+        yield Option(path=Path.COLD, decode=decode, prefill=prefill, computed_tokens=cold, reason=obstacle)
+        if obstacle is None and handle is not None:
+            yield Option(
+                path=Path.PULL,
+                decode=decode,
+                prefill=prefill,
+                computed_tokens=min(turn.new_tokens, cold),
+                pulled_tokens=max(0, handle.tokens - cached),
+            )
 
     def _obstacle(self, handle: Handle | None, view: View) -> Reason | None:
         if not self.reuse.enabled:
             return Reason.POLICY
         if handle is None:
             return Reason.NO_HANDLE
-        return _unusable(handle, view) or self.reuse.refuse(handle)
+        return _unusable(handle, view)
 
     def _keep(self, turn: Turn, decode: NodeState) -> tuple[float, float]:
         keep = self.retention.keep(turn, decode)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from kvflow.types import NodeState, Turn
+from kvflow.types import NodeState, Turn, View
 
 Nodes = tuple[NodeState, ...]
 
@@ -23,7 +23,7 @@ class Filter(Protocol):
 
 @runtime_checkable
 class Scorer(Protocol):
-    def score(self, nodes: Nodes, turn: Turn) -> tuple[float, ...]:
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:
         """One number from 0 to 1 for each of `nodes`, in their order; more is better. `nodes` is never empty."""
 
     def describe(self) -> str:

@@ -8,7 +8,7 @@ from kvflow.errors import ConfigError, NoNodeError
 from kvflow.policies import check
 from kvflow.policies.routing.base import Filter, Nodes, Picker, Scorer
 from kvflow.policies.routing.pickers import Best
-from kvflow.types import NodeState, Role, Turn
+from kvflow.types import NodeState, Role, Turn, View
 
 T = TypeVar("T")
 
@@ -53,11 +53,11 @@ class Route:
                 raise NoNodeError(f"No {role} node can take the request: {which}.")
         return nodes
 
-    def pick(self, candidates: Nodes, turn: Turn) -> NodeState:
+    def pick(self, candidates: Nodes, turn: Turn, view: View) -> NodeState:
         """One of `candidates`, which is not empty."""
         sums = [0.0] * len(candidates)
         for w in self.scorers:
-            sums = [a + w.weight * b for a, b in zip(sums, w.scorer.score(candidates, turn), strict=True)]
+            sums = [a + w.weight * b for a, b in zip(sums, w.scorer.score(candidates, turn, view), strict=True)]
         return self.picker.pick(candidates, sums, turn)
 
     def describe(self) -> str:

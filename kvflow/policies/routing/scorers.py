@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvflow.policies import check
 from kvflow.policies.routing.base import Nodes
-from kvflow.types import NodeState, Turn
+from kvflow.types import NodeState, Turn, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class LeastLoaded:
     def __post_init__(self) -> None:
         check.whole("policy.routing: LeastLoaded.tokens_per_leg", self.tokens_per_leg, low=1)
 
-    def score(self, nodes: Nodes, turn: Turn) -> tuple[float, ...]:  # noqa: ARG002
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
         loads = [1 + n.in_flight + n.queued_tokens / self.tokens_per_leg for n in nodes]
         return tuple(min(loads) / load for load in loads)
 
@@ -32,7 +32,7 @@ class LeastLoaded:
 class LeastPinned:
     """1 minus the pinned share of the node's blocks; a node that has not reported yet counts as empty."""
 
-    def score(self, nodes: Nodes, turn: Turn) -> tuple[float, ...]:  # noqa: ARG002
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
         return tuple(1 - _pinned_share(n) for n in nodes)
 
     def describe(self) -> str:
@@ -53,7 +53,7 @@ class HoldsConversation:
     def __post_init__(self) -> None:
         check.whole("policy.routing: HoldsConversation.max_extra_legs", self.max_extra_legs)
 
-    def score(self, nodes: Nodes, turn: Turn) -> tuple[float, ...]:
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
         limit = min(n.in_flight for n in nodes) + self.max_extra_legs
         return tuple(float(_holds(n, turn) and n.in_flight <= limit) for n in nodes)
 

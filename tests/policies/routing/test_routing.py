@@ -16,7 +16,7 @@ from kvflow.policies import (
     Weighted,
 )
 from kvflow.types import Role
-from tests.policies.build import decode, handle, pinned, turn
+from tests.policies.build import decode, handle, pinned, turn, view
 
 
 def test_ready_is_hard() -> None:
@@ -33,24 +33,24 @@ def test_not_failing_gives_way_when_all_fail() -> None:
 
 def test_least_loaded_counts_legs_and_queued_tokens() -> None:
     idle, one_leg, long_prompt = decode("a"), decode("b", in_flight=1), decode("c", in_flight=1, queued_tokens=2000)
-    scores = LeastLoaded(tokens_per_leg=1000).score((one_leg, idle, long_prompt), turn())
+    scores = LeastLoaded(tokens_per_leg=1000).score((one_leg, idle, long_prompt), turn(), view())
     assert scores == pytest.approx((1 / 2, 1.0, 1 / 4))
 
 
 def test_least_pinned_prefers_free_memory() -> None:
     nodes = (decode("a", blocks=pinned(0.25)), decode("b"), decode("c", blocks=pinned(1.0)))
-    assert LeastPinned().score(nodes, turn()) == (0.75, 1.0, 0.0)
+    assert LeastPinned().score(nodes, turn(), view()) == (0.75, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(("in_flight", "expected"), [(3, 1.0), (4, 1.0), (5, 0.0)])
 def test_the_holder_scores_until_it_is_overloaded(in_flight: int, expected: float) -> None:
     nodes = (decode("decode-0", in_flight=in_flight), decode("decode-1", in_flight=1))
-    assert HoldsConversation(max_extra_legs=3).score(nodes, turn(handle=handle())) == (expected, 0.0)
+    assert HoldsConversation(max_extra_legs=3).score(nodes, turn(handle=handle()), view()) == (expected, 0.0)
 
 
 def test_a_restarted_engine_holds_nothing() -> None:
-    assert HoldsConversation().score((decode("decode-0", epoch="e2"),), turn(handle=handle())) == (0.0,)
-    assert HoldsConversation().score((decode("decode-0"),), turn()) == (0.0,)
+    assert HoldsConversation().score((decode("decode-0", epoch="e2"),), turn(handle=handle()), view()) == (0.0,)
+    assert HoldsConversation().score((decode("decode-0"),), turn(), view()) == (0.0,)
 
 
 def test_best_takes_the_highest() -> None:
@@ -80,7 +80,7 @@ def test_weights_decide_between_scorers() -> None:
 
     def pick(load: float, pins: float) -> str:
         scorers = [Weighted(scorer=LeastLoaded(), weight=load), Weighted(scorer=LeastPinned(), weight=pins)]
-        return Route(scorers=scorers).pick((loaded, full), turn()).name
+        return Route(scorers=scorers).pick((loaded, full), turn(), view()).name
 
     assert pick(load=3, pins=1) == "full"
     assert pick(load=1, pins=3) == "loaded"
@@ -89,7 +89,7 @@ def test_weights_decide_between_scorers() -> None:
 def test_without_filters_and_scorers_any_node_will_do() -> None:
     node = decode("a", ready=False)
     route = Route()
-    assert route.pick(route.candidates(Role.DECODE, (node,), turn()), turn()) is node
+    assert route.pick(route.candidates(Role.DECODE, (node,), turn()), turn(), view()) is node
 
 
 def test_the_filter_that_leaves_none_is_named() -> None:
