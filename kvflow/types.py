@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 
@@ -127,7 +126,7 @@ class Turn:
     """The decode node that alone can answer, because it holds a response that the request refers to."""
     max_retain_s: float | None = None
     """The client's own limit on `Plan.retain_s`; None where it set none."""
-    cached: Mapping[str, int] = MappingProxyType({})
+    cached: Mapping[str, int] = field(default_factory=dict)
     """Tokens of the prompt's beginning that prefill nodes are believed to have in their prefix caches, by node."""
 
 
@@ -170,7 +169,7 @@ class View:
     now: float
     prefill: tuple[NodeState, ...]
     decode: tuple[NodeState, ...]
-    transfers: Mapping[tuple[str, str], Cost] = MappingProxyType({})
+    transfers: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
     """What moving KV costs, as measured, by the names of the nodes that it leaves and reaches."""
 
     def transfer(self, source: str, target: str) -> Cost:

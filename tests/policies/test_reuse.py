@@ -7,7 +7,6 @@ from kvflow.policies import Option, Threshold
 from kvflow.types import Path, Reason
 from tests.policies.build import decode, handle, prefill, turn, view
 
-
 COLD = Option(path=Path.COLD, decode=decode(), prefill=prefill(), computed_tokens=1200, reason=None)
 PULL = Option(path=Path.PULL, decode=decode(), prefill=prefill(), computed_tokens=200, pulled_tokens=1000)
 DIRECT = Option(path=Path.DIRECT, decode=decode(), computed_tokens=208)
