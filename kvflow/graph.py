@@ -19,6 +19,7 @@ from kvflow.nodes.command import command, environment
 from kvflow.placement import engines
 from kvflow.policies import Policy
 from kvflow.router import Settings
+from kvflow.tenants import Tenants
 from kvflow.types import Role
 
 
@@ -55,6 +56,10 @@ class Graph:
             max_conversations=conversations.max_count,
             max_conversation_bytes=int(conversations.max_mb * 1e6),
         )
+
+    @property
+    def tenants(self) -> Tenants:
+        return Tenants.single(self.policy)
 
     @property
     def start_timeout_s(self) -> float:

@@ -73,7 +73,7 @@ async def _serve(graph: Graph, listener: socket.socket, grace_s: float) -> None:
             await asyncio.gather(announcing, return_exceptions=True)
 
     nodes = _nodes(graph)
-    router = Router(graph.specs, graph.policy, graph.settings, around=around)
+    router = Router(graph.specs, graph.tenants, graph.settings, around=around)
     server = _Server(router.app, grace_s)
     await server.serve([listener])
     if failures:

@@ -10,16 +10,15 @@ from typing import Any
 from starlette.requests import Request
 
 from kvflow.errors import RequestError
-from kvflow.policies.policy import Policy
 from kvflow.policies.retention import MIN_TTL_S
 from kvflow.router.bindings import Bindings, binding
 from kvflow.router.bodies import parse, read_body
 from kvflow.router.endpoints import Endpoint
 from kvflow.router.find import BYTES_PER_TOKEN, Keys, Scope, find_keys
 from kvflow.router.legs import clean
+from kvflow.tenants import Tenant, Tenants
 from kvflow.types import Turn
 
-DEFAULT_TENANT = "default"
 RETAIN_HEADER = "x-kvflow-retain"
 """Of a request: how long its KV may be kept at most."""
 _FORWARDED = ("x-request-id", "traceparent", "tracestate", "x-vllm-priority")
@@ -39,7 +38,8 @@ class Admitted:
     scope: Scope
     keys: Keys
     turn: Turn
-    policy: Policy
+    tenant: Tenant
+    """As it was when the request came; its policy is that of the whole turn."""
     binding: bytes | None = None
     """Under what it is noted which node stored the answer; None if none does."""
     arrived: float
@@ -47,17 +47,18 @@ class Admitted:
 
 
 async def admit(
-    request: Request, endpoint: Endpoint, policy: Policy, bindings: Bindings, max_body_bytes: int
+    request: Request, endpoint: Endpoint, tenants: Tenants, bindings: Bindings, max_body_bytes: int
 ) -> Admitted:
     """Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete."""
     arrived = time.perf_counter()
+    tenant = tenants.identify(request.headers, request.client and request.client.host)
     raw = await read_body(request, max_body_bytes)
     said = parse(raw, request.headers.get("content-type", ""))
     asked = clean(said)
     # vLLM would make up such an id itself, but then only reading the answer would tell it.
     named = endpoint.stores and endpoint.messages and endpoint.messages(asked)
     body = {"request_id": f"resp_{secrets.token_hex(8)}", **asked} if named else asked
-    scope = Scope(DEFAULT_TENANT, str(body.get("model") or ""), str(body.get("cache_salt") or ""))
+    scope = Scope(tenant.name, str(body.get("model") or ""), str(body.get("cache_salt") or ""))
     keys = find_keys(endpoint, {**said, **body}, request.headers, scope, len(raw))
     turn = Turn(
         tenant=scope.tenant,
@@ -74,7 +75,7 @@ async def admit(
         scope=scope,
         keys=keys,
         turn=_bound(turn, body.get("previous_response_id"), bindings) if endpoint.stores else turn,
-        policy=policy,
+        tenant=tenant,
         binding=_binding(endpoint, body, scope),
         arrived=arrived,
     )

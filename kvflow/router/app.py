@@ -19,8 +19,7 @@ import kvflow
 from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
-from kvflow.policies.policy import Policy
-from kvflow.router.admit import DEFAULT_TENANT, admit
+from kvflow.router.admit import admit
 from kvflow.router.answer import Reply
 from kvflow.router.bindings import Bindings
 from kvflow.router.bodies import read_body
@@ -34,6 +33,7 @@ from kvflow.router.releases import Releases
 from kvflow.router.shapes import OPENAI, shape_at
 from kvflow.router.unrouted import not_routed
 from kvflow.router.upstream import EngineError, Upstream
+from kvflow.tenants import Tenant, Tenants
 from kvflow.types import Handle
 
 log = logging.getLogger("kvflow.router")
@@ -43,7 +43,7 @@ MODELS_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the router needs to know besides its nodes and its policy. Times in seconds."""
+    """What the router needs to know besides its nodes and its tenants. Times in seconds."""
 
     max_body_bytes: int = 32 * 2**20
     connect_timeout_s: float = 5.0
@@ -59,7 +59,7 @@ class Router:
     def __init__(
         self,
         nodes: Sequence[NodeSpec],
-        policy: Policy,
+        tenants: Tenants,
         settings: Settings | None = None,
         *,
         around: Callable[["Router"], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
@@ -67,7 +67,7 @@ class Router:
     ) -> None:
         """`around` is entered when the router is ready to probe and left after its last turn."""
         self.settings = s = settings or Settings()
-        self.policy = policy
+        self.tenants = tenants
         self.metrics = Metrics()
         self.upstream = Upstream(connect_timeout_s=s.connect_timeout_s, silence_timeout_s=s.silence_timeout_s)
         self.fleet = Fleet(nodes, self.upstream, self._epoch_ended, clock=clock)
@@ -90,6 +90,10 @@ class Router:
             exception_handlers={HTTPException: not_routed, RequestError: _refused, Exception: _broken},
             lifespan=self._lifespan,
         )
+
+    def identify(self, request: Request) -> Tenant:
+        """Raises `RequestError`, 401."""
+        return self.tenants.identify(request.headers, request.client and request.client.host)
 
     def _epoch_ended(self, epoch: str) -> None:
         self.conversations.drop_epoch(epoch)
@@ -137,7 +141,7 @@ class Router:
     async def _close(self, request: Request) -> Response:
         """Give back all that is kept of a conversation; the answer has the shape of OpenAI's own."""
         name = request.path_params["conversation"]
-        if not self.dispatcher.close(DEFAULT_TENANT, name):
+        if not self.dispatcher.close(self.identify(request).name, name):
             raise RequestError(f"nothing is kept of a conversation {name!r}", status=404, kind="NotFoundError")
         return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
@@ -162,7 +166,7 @@ _Work = Callable[[Request, Reply], Awaitable[None]]
 def _turn(router: Router, endpoint: Endpoint) -> _Work:
     async def serve(request: Request, reply: Reply) -> None:
         s = router.settings
-        admitted = await admit(request, endpoint, router.policy, router.bindings, s.max_body_bytes)
+        admitted = await admit(request, endpoint, router.tenants, router.bindings, s.max_body_bytes)
         await _unless_gone(request.receive, router.dispatcher.serve(admitted, reply))
 
     return serve
@@ -170,8 +174,9 @@ def _turn(router: Router, endpoint: Endpoint) -> _Work:
 
 def _pass(router: Router, path: str) -> _Work:
     async def serve(request: Request, reply: Reply) -> None:
+        tenant = router.identify(request)
         data = await read_body(request, router.settings.max_body_bytes)
-        await _unless_gone(request.receive, router.passing.serve(request, path, data, reply))
+        await _unless_gone(request.receive, router.passing.serve(request, path, data, reply, tenant))
 
     return serve
 

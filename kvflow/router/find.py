@@ -43,6 +43,10 @@ class Keys:
     whole: int = 1
     """How many of `filing` stand for the whole of it: who finds it there goes on with the conversation."""
 
+    def tokens_beyond(self, key: bytes) -> int:
+        """Of the prompt, those that come after `key`, one of `lookup`; estimated."""
+        return self.beyond[self.lookup.index(key)] // BYTES_PER_TOKEN
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 
 from kvflow.errors import NoNodeError, RequestError
-from kvflow.router.admit import DEFAULT_TENANT, forwarded
+from kvflow.router.admit import forwarded
 from kvflow.router.answer import Reply, blank
 from kvflow.router.bindings import Bindings, binding
 from kvflow.router.fleet import Fleet
@@ -16,6 +16,7 @@ from kvflow.router.legs import clean
 from kvflow.router.shapes import MALFORMED, UnreadableError
 from kvflow.router.stream import EventFilter
 from kvflow.router.upstream import Answer, EngineError, Upstream
+from kvflow.tenants import Tenant
 from kvflow.types import NodeState, Role, View
 
 READ_BY_ANY = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
@@ -31,7 +32,7 @@ class Passing:
     upstream: Upstream
     bindings: Bindings
 
-    async def serve(self, request: Request, path: str, data: bytes, reply: Reply) -> None:
+    async def serve(self, request: Request, path: str, data: bytes, reply: Reply, tenant: Tenant) -> None:
         """`path` is the route's own. What breaks before the answer has begun is tried on one other node.
 
         Raises `RequestError` (`NoNodeError` among them) and `EngineError`.
@@ -40,7 +41,7 @@ class Passing:
         headers = dict(forwarded(request.headers))
         if (content_type := request.headers.get("content-type")) is not None:
             headers["content-type"] = content_type
-        first, *others = self._nodes(request.path_params.get("response_id"))
+        first, *others = self._nodes(request.path_params.get("response_id"), tenant)
         try:
             await self._ask(first.name, request, path, data, headers, reply)
         except EngineError as e:
@@ -49,10 +50,10 @@ class Passing:
                 raise
             await self._ask(others[0].name, request, path, data, headers, reply)
 
-    def _nodes(self, response: str | None) -> Sequence[NodeState]:
+    def _nodes(self, response: str | None, tenant: Tenant) -> Sequence[NodeState]:
         """Whom to ask, best first."""
         view = self.fleet.view()
-        bound = None if response is None else self.bindings.node(binding(DEFAULT_TENANT, response))
+        bound = None if response is None else self.bindings.node(binding(tenant.name, response))
         nodes = _idlest(view) if response is None else [n for n in _idlest(view) if n.role is Role.DECODE]
         if bound is not None:
             nodes = [n for n in nodes if n.name == bound] or nodes

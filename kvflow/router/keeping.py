@@ -1,0 +1,84 @@
+"""What decode nodes keep: handles filed at the end of turns, and given up where a leg needs the room."""
+
+import logging
+from typing import Any
+
+from kvflow.connector.retention import Refusal
+from kvflow.connector.wire import DecodeReport, blocks_from_wire
+from kvflow.conversations import Conversations
+from kvflow.errors import WireError
+from kvflow.router import outcomes
+from kvflow.router.find import closing_key, id_key
+from kvflow.router.fleet import Fleet
+from kvflow.router.metrics import Metrics
+from kvflow.router.outcomes import Prefilled
+from kvflow.router.releases import Releases, rank
+from kvflow.router.room import Need, Room
+from kvflow.router.turn import Attempt
+from kvflow.types import NodeState, Path, Plan
+
+log = logging.getLogger("kvflow.router")
+
+
+class Keeping:
+    """Between turns it holds only estimates of how full the nodes are."""
+
+    def __init__(self, fleet: Fleet, conversations: Conversations, metrics: Metrics, releases: Releases) -> None:
+        self._fleet = fleet
+        self._conversations = conversations
+        self._metrics = metrics
+        self._releases = releases
+        self.room = Room()
+
+    def to_release(self, attempt: Attempt, node: NodeState, need: Need) -> list[str]:
+        """Pins that a leg is to release: those given up for its sake, and of the conversation it goes on with."""
+        given_up = self._conversations.give_up(node.name, self.room.shortage(node, attempt.plan, need))
+        self._metrics.released("pressure", len(given_up))
+        own = attempt.turn.claim.give_up(node.name) if attempt.plan.path is Path.DIRECT else None
+        handles = [*given_up, own] if own else given_up
+        self.room.freed(node.name, sum(h.blocks for h in handles))
+        # Of several data-parallel ranks nobody knows which one will get the leg.
+        self._releases.handles(h for h in handles if rank(h) is not None)
+        return [h.pin for h in handles if rank(h) is None and h.epoch == node.epoch]
+
+    def keep(self, attempt: Attempt, prefilled: Prefilled, params: dict[str, Any]) -> None:
+        """File the handle of the finished turn, if the decode node kept anything."""
+        node, turn = attempt.plan.decode, attempt.turn
+        try:
+            report = outcomes.decode_report(params)
+            if report is None:
+                return
+            self._reported(attempt.plan, report, prefilled)
+            if not report.retained:
+                return
+            handle = outcomes.handle(node, params, report, self._fleet.now())
+        except WireError as e:
+            log.warning("%s ended a turn in a way that makes no sense; nothing is kept: %s", node, e)
+            return
+        if not turn.wanted:
+            self._releases.handles([handle])
+            return
+        a = attempt.admitted
+        keys = (*a.keys.filing, id_key(turn.conversation, a.scope), closing_key(turn.conversation, a.scope.tenant))
+        self._conversations.put(turn.conversation, keys, handle, tenant=a.scope.tenant, whole=a.keys.whole)
+        turn.kept = True
+
+    def report_blocks(self, node: str, blocks: dict[str, int] | None) -> None:
+        """What an engine said beside the end of a leg."""
+        try:
+            self._fleet.report_blocks(node, blocks_from_wire(blocks))
+        except WireError as e:
+            log.warning("%s reported its blocks in a way that makes no sense: %s", node, e)
+        else:
+            self.room.reported(node)
+
+    def _reported(self, plan: Plan, report: DecodeReport, prefilled: Prefilled) -> None:
+        """What the end of a turn says about the node and about answers."""
+        self._metrics.decoded(plan.decode, report)
+        self.report_blocks(plan.decode, report.blocks)
+        if prefilled.report is None:
+            return
+        if report.refused == Refusal.SHARE:
+            self.room.refused(self._fleet.state(plan.decode), plan, prefilled.report.prompt_tokens)
+        elif report.retained:
+            self.room.answered(report.tokens + 1 - prefilled.report.prompt_tokens)

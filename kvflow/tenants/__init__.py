@@ -1,0 +1,6 @@
+"""Who asks: tenants, each with a policy and limits of its own, both of which can be changed while turns are served."""
+
+from kvflow.tenants.tenant import DEFAULT, Limits, Tenant
+from kvflow.tenants.tenants import Tenants
+
+__all__ = ["DEFAULT", "Limits", "Tenant", "Tenants"]
