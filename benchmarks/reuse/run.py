@@ -11,7 +11,7 @@ from benchmarks.reuse.client import Client, block_size, session
 from benchmarks.reuse.corpus import Conversation, Kind, corpus, interleaved
 from benchmarks.reuse.play import Player, References
 from benchmarks.reuse.report import Run, judge
-from benchmarks.reuse.serving import Serving, serve
+from benchmarks.serving import Serving, serve
 
 SIMULATED = (
     "cluster=simulated",

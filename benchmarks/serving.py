@@ -1,5 +1,6 @@
 """`kvflow serve` as a process of its own on free ports, as a user starts it, stopped whatever happens."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +32,19 @@ class Serving:
 
 
 @contextmanager
-def serve(overrides: Sequence[str]) -> Iterator[Serving]:
-    """Start `kvflow serve` with `overrides` and wait until it is ready. Raises `StartError` with the end of its log."""
+def serve(overrides: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[Serving]:
+    """Start `kvflow serve` with `overrides`, `env` added to its environment, and wait until it is ready.
+
+    Raises `StartError` with the end of its log.
+    """
     ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
     words = [*(f"{key}={port}" for key, port in ports.items()), *overrides]
-    with tempfile.TemporaryDirectory(prefix="kvflow-reuse-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvflow-benchmark-") as folder:
         log = Path(folder) / "kvflow.log"
         words.insert(0, f"cluster.log_dir={folder}")
         with (
             log.open("wb") as out,
-            _running([sys.executable, "-m", "kvflow", "serve", *words], out.fileno()) as process,
+            _running([sys.executable, "-m", "kvflow", "serve", *words], out.fileno(), env or {}) as process,
         ):
             serving = Serving(url=_url(ports["router.port"]), alone=_url(ports["cluster.decode.port"]))
             _wait(serving.url, process, log)
@@ -48,8 +52,8 @@ def serve(overrides: Sequence[str]) -> Iterator[Serving]:
 
 
 @contextmanager
-def _running(command: Sequence[str], out: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, stdout=out, stderr=out)
+def _running(command: Sequence[str], out: int, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **env})
     try:
         yield process
     finally:
