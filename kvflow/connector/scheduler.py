@@ -9,6 +9,7 @@ delayed, keeps the engine stepping as long as there is one: measured on CPUs, 1.
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
@@ -21,6 +22,7 @@ from kvflow.connector.fingerprint import Fingerprint, prompt_digest
 from kvflow.connector.identity import identity_of
 from kvflow.connector.pull import Pull, Sources, cut, decode_order, has_handle, prefill_order
 from kvflow.connector.retention import Ledger, Pool, Refusal, Turns, decide
+from kvflow.connector.timing import Timing, Timings
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport, PrefillOrder
 from kvflow.errors import WireError
 from kvflow.types import Reason
@@ -42,6 +44,9 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Prefill legs from arrival to end."""
         self._decodes: dict[str, bool] = {}
         """Decode legs from arrival to end, and whether what the prefill node offers is lost or of another prompt."""
+        self._timings = Timings(time.perf_counter)
+        self._awaited: dict[str, Any] = {}
+        """Decode legs, vLLM's requests, until their first token."""
         self._ledger = Ledger()
         self._turns = Turns()
         self._sources = Sources()
@@ -63,6 +68,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not params:
             return
         prompt, digest = request.num_prompt_tokens, _digest(request)
+        self._timings.arrived(request.request_id)
         late = self._comes_late(request, params)
         super().on_new_request(request)  # may shorten the prompt
         if params.get("do_remote_decode"):
@@ -70,9 +76,11 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         elif KEY in params:
             order = self._decode_order(request)
             self._give_up(order)
+            self._awaited[request.request_id] = request
             self._decodes[request.request_id] = late or self._is_for_another_prompt(request, order, digest)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        self._timings.found(request.request_id, num_computed_tokens)
         pull = self._pulls.get(request.request_id)
         if self._decodes.get(request.request_id):
             return 0, False  # vLLM then only tells the prefill node that it need not keep the KV
@@ -84,6 +92,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._timings.started(request.request_id, num_external_tokens)
         if pull := self._pulls.get(request.request_id):
             pull.settle(num_external_tokens)
         elif request.request_id in self._decodes:
@@ -95,7 +104,10 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
-        for request_id in connector_output.failed_recving or ():
+        failed = connector_output.failed_recving or ()
+        for request_id in connector_output.finished_recving or ():
+            self._timings.loaded(request_id, failed=request_id in failed)
+        for request_id in failed:
             self._load_failed(request_id)
         if kept := self._at_worker & (connector_output.finished_sending or set()):
             # The scheduler has forgotten these requests, and takes being told of a request it does not know for a bug.
@@ -106,6 +118,7 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         self._release_expired()
+        self._note_first_tokens()
         meta = super().build_connector_meta(scheduler_output)
         meta.released, self._released = self._released, set()
         return meta
@@ -113,15 +126,23 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def request_finished(self, request: Any, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
         pull = self._pulls.pop(request.request_id, None)
         load_failed = self._decodes.pop(request.request_id, False)
+        self._awaited.pop(request.request_id, None)
+        timing = self._timings.ended(request.request_id)
         params = request.kv_transfer_params or {}
         if pull is None and self._may_be_kept(request, params):
-            return self._end_of_turn(request, block_ids, load_failed)
+            return self._end_of_turn(request, block_ids, _decoded(request, load_failed, timing))
         if pull is not None and not pull.settled:
             self._decline(request, params)
         delay, handle = super().request_finished(request, block_ids)
         if pull is not None and handle is not None:
-            handle[KEY] = pull.report(self._blocks()).to_wire()
+            handle[KEY] = replace(pull.report(self._blocks()), **_spent(timing)).to_wire()
         return delay, handle
+
+    def _note_first_tokens(self) -> None:
+        """Of the requests without one only; those that generate cost nothing here."""
+        for request_id in [i for i, request in self._awaited.items() if request.num_output_tokens]:
+            del self._awaited[request_id]
+            self._timings.answered(request_id)
 
     # Prefill side
 
@@ -212,7 +233,9 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             and request.status in _COMPLETE
         )
 
-    def _end_of_turn(self, request: Any, block_ids: BlockIds, load_failed: bool) -> tuple[bool, dict[str, Any] | None]:
+    def _end_of_turn(
+        self, request: Any, block_ids: BlockIds, ended: DecodeReport
+    ) -> tuple[bool, dict[str, Any] | None]:
         order = self._decode_order(request)
         blocks = self._real_blocks(block_ids)
         pool = Pool(total=self._pool.num_gpu_blocks - 1, reserve=self._reserve)
@@ -220,20 +243,20 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._turns.is_abandoned(order.turn):
             verdict = Refusal.POLICY
         if isinstance(verdict, Refusal):
-            return self._let_go(request, verdict, load_failed)
+            return self._let_go(request, verdict, ended)
         fingerprint = self._fingerprint(request)
         if fingerprint is None:
-            return self._let_go(request, Refusal.UNHASHABLE, load_failed)
+            return self._let_go(request, Refusal.UNHASHABLE, ended)
         _, handle = super().request_finished(request, block_ids)
         deadline = time.perf_counter() + verdict
         self._pin(request.request_id, blocks, deadline)
         self._turns.keep(order.turn, request.request_id)
-        report = DecodeReport(
+        report = replace(
+            ended,
             retained=True,
             tokens=fingerprint.tokens,
             retain_s=verdict,
             fingerprint=fingerprint.to_wire(),
-            load_failed=load_failed,
             blocks=self._blocks(),
         )
         kept = {"remote_num_tokens": fingerprint.tokens, "remote_blocks_expiry_time": deadline}
@@ -254,13 +277,13 @@ class KvflowScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         for request_id in self._ledger.expired(time.perf_counter()):
             self._release(request_id)
 
-    def _let_go(self, request: Any, refusal: Refusal, load_failed: bool) -> tuple[bool, dict[str, Any] | None]:
+    def _let_go(self, request: Any, refusal: Refusal, ended: DecodeReport) -> tuple[bool, dict[str, Any] | None]:
         """Free the blocks at once. The worker has the request on its list and is told to strike it, as for an abort."""
         self._stop_heartbeat(request.request_id)
         self._reqs_not_processed.add(request.request_id)
         if KEY not in request.kv_transfer_params:
             return False, None
-        report = DecodeReport(refused=refusal, load_failed=load_failed, blocks=self._blocks())
+        report = replace(ended, refused=refusal, blocks=self._blocks())
         return False, {KEY: report.to_wire()}
 
     def _decode_order(self, request: Any) -> DecodeOrder:
@@ -298,6 +321,21 @@ def _count_as_one_engine(request: Any) -> None:
     cached = request.kv_transfer_params.get("remote_prefill_cached_tokens")
     if request.prefill_stats is not None and type(cached) is int:
         request.prefill_stats.num_cached_tokens = cached
+
+
+def _spent(timing: Timing | None) -> dict[str, Any]:
+    return asdict(timing.spent()) if timing else {}
+
+
+def _decoded(request: Any, load_failed: bool, timing: Timing | None) -> DecodeReport:
+    """What there is to say of a decode leg that came to its end, whatever becomes of its KV."""
+    return DecodeReport(
+        load_failed=load_failed,
+        prompt_tokens=request.num_prompt_tokens,
+        local_tokens=timing.local_tokens if timing else None,
+        pulled_tokens=timing.pulled_tokens if timing else None,
+        **_spent(timing),
+    )
 
 
 def _digest(request: Any) -> str | None:

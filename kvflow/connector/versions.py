@@ -55,6 +55,13 @@ HOOKS = (
         ("self", "request", "blocks", "num_external_tokens"),
         frozenset({"_reqs_need_recv", "_reqs_in_batch", "use_host_buffer", "is_bidirectional_kv_xfer_enabled"}),
     ),
+    # When a request was given its blocks, and when again after its transfer or a preemption.
+    Hook(
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        ("self", "throttle_prefills"),
+        frozenset({"get_num_new_matched_tokens", "update_state_after_alloc"}),
+    ),
+    Hook("vllm.v1.request:Request.num_output_tokens.fget", ("self",), frozenset({"_output_token_ids"})),
     Hook(
         "vllm.v1.metrics.stats:PrefillStats.finalize",
         ("self", "num_cached_tokens"),

@@ -82,7 +82,22 @@ class PrefillOrder(_Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillReport(_Message):
+class _Timed(_Message):
+    """Where a leg's time went until its first token, in seconds; absent where the engine cannot say.
+
+    They came after version 1 did: who does not know them passes over them, and who misses them does without.
+    """
+
+    queue_s: float | None = None
+    """Waiting inside the engine."""
+    load_s: float | None = None
+    """Reading KV from another engine."""
+    compute_s: float | None = None
+    """Computing, from the first step of the prompt to the first token. Absent where the request was preempted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillReport(_Timed):
     """Token counts of one prefill leg. prompt = computed + local + pulled, but for the last token of a full hit."""
 
     prompt_tokens: int
@@ -117,7 +132,7 @@ class DecodeOrder(_Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeReport(_Message):
+class DecodeReport(_Timed):
     """What the decode node did at the end of the turn. `fingerprint` and `retain_s` only where the KV was kept."""
 
     retained: bool = False
@@ -129,6 +144,11 @@ class DecodeReport(_Message):
     """`policy` (not asked for), `share` (the pinned share is used up), `unhashable` (the prompt has no token ids)."""
     load_failed: bool = False
     """The pull from the prefill node broke, or was for another prompt; the decode node computed the prompt itself."""
+    prompt_tokens: int | None = None
+    local_tokens: int | None = None
+    """Of those, the ones that the decode node's own prefix cache had."""
+    pulled_tokens: int | None = None
+    """Of those, the ones moved from the prefill node."""
     blocks: dict[str, int] | None = None
 
 

@@ -100,7 +100,7 @@ class Engine:
     async def generate(self, job: Job) -> AsyncGenerator[Step]:
         """Leaving early aborts the request and frees what it used."""
         run = Run(job, self.settings.block_size)
-        leg = Leg(run, self.settings)
+        leg = Leg(run, self.settings, self.clock.now())
         self._give_up(leg.order)
         try:
             await self._admit(run, leg)
@@ -200,16 +200,26 @@ class Engine:
     async def _fill(self, run: Run, leg: Leg) -> None:
         """Bring the prompt's KV into the blocks: from the prefix cache, from another engine, and computed."""
         count = leg.wanted(run.local)
-        if count and not await self._pull(run, leg, count):
-            leg.fail()
-            count = 0
+        leg.timing.found(run.local)
+        if count:
+            count = await self._load(run, leg, count)
         leg.pull.settle(count)
         self._let_go_of_source(leg)
         start = min(run.local + count, run.prompt_length - 1)
         async with self._computing:
+            leg.timing.started(self.clock.now(), 0)
             await self.clock.sleep(self.speed.prefill_time(run.prompt_length - start))
         run.compute(start)
         self._remember(run)
+
+    async def _load(self, run: Run, leg: Leg, count: int) -> int:
+        """Tokens that came; all of them or none."""
+        leg.timing.started(self.clock.now(), count)
+        arrived = await self._pull(run, leg, count)
+        leg.timing.loaded(self.clock.now(), failed=not arrived)
+        if not arrived:
+            leg.fail()
+        return count if arrived else 0
 
     async def _pull(self, run: Run, leg: Leg, count: int) -> bool:
         """Move the KV of `count` tokens behind the local ones. False if that failed."""
@@ -243,6 +253,7 @@ class Engine:
         cached = run.local + leg.pull.pulled if cached is None else cached
         for piece in answer.pieces():
             await self.clock.sleep(self.speed.decode_time())
+            leg.timing.answered(self.clock.now())
             yield Step(
                 text=piece.text,
                 token=piece.token,

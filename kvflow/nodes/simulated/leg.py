@@ -4,11 +4,13 @@ The decisions are those of the real connector, made by the same code: `Pull`, `F
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvflow.connector.fingerprint import Fingerprint, Identity, prompt_digest
 from kvflow.connector.pull import Pull, cut, decode_order, has_handle, prefill_order
 from kvflow.connector.retention import Pool, Refusal, Turns, decide
+from kvflow.connector.timing import Timing
 from kvflow.connector.wire import KEY, DecodeOrder, DecodeReport
 from kvflow.errors import WireError
 from kvflow.nodes.simulated.pins import Pins
@@ -22,11 +24,12 @@ STOCK_THRESHOLD = 64
 class Leg:
     """One request's dealings with the connector. Without params there are none."""
 
-    def __init__(self, run: Run, settings: Settings) -> None:
+    def __init__(self, run: Run, settings: Settings, now: float) -> None:
         self.params = dict(run.job.params)
         self.prefill = bool(self.params.get("do_remote_decode"))
         self.decode = not self.prefill and bool(self.params)
         self.load_failed = False
+        self.timing = Timing(now)
         self._other_prompt = False
         self.source = self.params if has_handle(self.params) else None
         """Whom to pull from, where there is somebody."""
@@ -56,7 +59,9 @@ class Leg:
         self.pull.fail()
 
     def prefill_report(self, blocks: dict[str, int]) -> dict[str, Any]:
-        return {} if self._settings.stock else {KEY: self.pull.report(blocks).to_wire()}
+        if self._settings.stock:
+            return {}
+        return {KEY: replace(self.pull.report(blocks), **asdict(self.timing.spent())).to_wire()}
 
     @property
     def order(self) -> DecodeOrder:
@@ -70,18 +75,25 @@ class Leg:
         return decide(self.order, cost=pins.cost(self._run.blocks), pinned=pins.pinned, pool=pool)
 
     def decode_report(self, verdict: float | Refusal, blocks: dict[str, int]) -> dict[str, Any]:
+        ended = DecodeReport(
+            load_failed=self._computed_itself,
+            blocks=blocks,
+            prompt_tokens=self._run.prompt_length,
+            local_tokens=self.timing.local_tokens,
+            pulled_tokens=self.timing.pulled_tokens,
+            **asdict(self.timing.spent()),
+        )
         if isinstance(verdict, Refusal):
-            report = DecodeReport(refused=verdict, load_failed=self._computed_itself, blocks=blocks)
+            report = replace(ended, refused=verdict)
             return {KEY: report.to_wire()} if self._spoken_to() else {}
         held = self._run.tokens[: self._run.held]
         fingerprint = Fingerprint.of(held, self._settings.block_size, self._identity)
-        report = DecodeReport(
+        report = replace(
+            ended,
             retained=True,
             tokens=len(held),
             retain_s=verdict,
             fingerprint=fingerprint.to_wire() if fingerprint else None,
-            load_failed=self._computed_itself,
-            blocks=blocks,
         )
         return {KEY: report.to_wire()}
 
