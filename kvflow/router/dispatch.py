@@ -16,6 +16,7 @@ from kvflow.router.admit import Admitted
 from kvflow.router.answer import Headers, Reply, strip
 from kvflow.router.bindings import Bindings
 from kvflow.router.claim import Claim
+from kvflow.router.expected import Work, decode_work, prefill_work
 from kvflow.router.find import closing_key, new_conversation
 from kvflow.router.fleet import Fleet
 from kvflow.router.keeping import Keeping
@@ -24,8 +25,8 @@ from kvflow.router.metrics import Metrics
 from kvflow.router.outcomes import Prefilled
 from kvflow.router.releases import Releases
 from kvflow.router.stream import EventFilter
-from kvflow.router.turn import Attempt, Progress, TurnUnderWay, account
-from kvflow.router.upstream import Answer, EngineError, Upstream
+from kvflow.router.turn import Attempt, Leg, Progress, TurnUnderWay, account
+from kvflow.router.upstream import EngineError, Upstream
 from kvflow.types import Path, Plan, Reason
 
 log = logging.getLogger("kvflow.router")
@@ -131,7 +132,14 @@ class Dispatcher:
             plan = replace(plan, retain_s=0.0, max_pinned_share=0.0)  # nobody could find it again
         if broken:
             plan = replace(plan, reason=Reason.RETRIED)
-        return Attempt(turn=turn, admitted=a, plan=plan, name=secrets.token_hex(8))
+        return Attempt(
+            turn=turn,
+            admitted=a,
+            plan=plan,
+            name=secrets.token_hex(8),
+            prefill_work=prefill_work(view, plan, asked),
+            decode_work=decode_work(view, plan, asked),
+        )
 
     async def _try(self, attempt: Attempt, reply: Reply) -> None:
         prefilled = Prefilled()
@@ -145,16 +153,19 @@ class Dispatcher:
         handle = claim.handle if attempt.plan.path is Path.PULL else None
         sending = claim.sending(self._fleet.state(node)) if handle else None
         body = prefill_body(a.endpoint, a.body, attempt.plan, handle)
-        async with self._leg(a, node, body, on_sent=sending) as answer:
-            data = await answer.read()
+        async with self._leg(a, node, body, attempt.prefill_work, on_sent=sending) as leg:
+            data = await leg.answer.read()
+            leg.timed.answered()
         prefilled = Prefilled()
         try:
-            prefilled = outcomes.prefilled(node, data) if answer.status == 200 else Prefilled(refused=True)
+            prefilled = outcomes.prefilled(node, data) if leg.answer.status == 200 else Prefilled(refused=True)
         finally:
             if handle:
                 # Another leg of this turn may have been sent it and have broken off; that one's end is not known.
                 claim.answered(read=prefilled.read)
                 self._keeping.room.freed(handle.node, handle.blocks)
+        if not prefilled.refused:
+            self._fleet.prefilled(leg.timed, handle.node if handle else None, a.turn.prompt_tokens, prefilled.report)
         if prefilled.report is not None:
             self._metrics.prefilled(node, prefilled.report)
             self._keeping.report_blocks(node, prefilled.report.blocks)
@@ -163,12 +174,14 @@ class Dispatcher:
     async def _alone(self, attempt: Attempt, reply: Reply) -> None:
         """A leg was refused, perhaps for what it alone said: one engine is asked just what the client asks."""
         a, node = attempt.admitted, attempt.plan.decode
-        async with self._leg(a, node, a.asked, patient=not a.body.get("stream")) as answer:
+        plan = Plan(path=Path.DIRECT, decode=node, reason=Reason.UNSPLITTABLE)
+        work = decode_work(self._fleet.view(), plan, a.turn)
+        async with self._leg(a, node, a.asked, work, patient=not a.body.get("stream")) as leg:
+            answer = leg.answer
             if answer.status != 200:
                 await reply.refusal(answer.status, await answer.read(), answer.content_type)
                 return
-            plan = Plan(path=Path.DIRECT, decode=node, reason=Reason.UNSPLITTABLE)
-            await self._answer(replace(attempt, plan=plan), Prefilled(), answer, reply)
+            await self._answer(replace(attempt, plan=plan), Prefilled(), leg, reply)
 
     async def _decode(self, attempt: Attempt, prefilled: Prefilled, reply: Reply) -> bool:
         """False if the engine refuses."""
@@ -188,31 +201,33 @@ class Dispatcher:
             self._keeping.room.leg(node.name, need, keeps=attempt.plan.retain_s > 0),
             self._given_back(attempt, body.get("kv_transfer_params") or {}) as progress,
         ):
-            async with self._leg(a, node.name, body, patient=not a.body.get("stream")) as answer:
-                if answer.status == 200:
+            patient = not a.body.get("stream")
+            async with self._leg(a, node.name, body, attempt.decode_work, patient=patient) as leg:
+                if leg.answer.status == 200:
                     progress.begun = True
                     if a.binding:
                         self._bindings.bind(a.binding, node.name)
-                    await self._answer(attempt, prefilled, answer, reply)
+                    await self._answer(attempt, prefilled, leg, reply)
                 progress.ended = True
         return progress.begun
 
-    async def _answer(self, attempt: Attempt, prefilled: Prefilled, answer: Answer, reply: Reply) -> None:
+    async def _answer(self, attempt: Attempt, prefilled: Prefilled, leg: Leg, reply: Reply) -> None:
         path, reason, headers = account(attempt, prefilled)
-        if answer.streamed:
-            await self._stream(attempt, prefilled, answer, path, headers, reply)
+        if leg.answer.streamed:
+            await self._stream(attempt, prefilled, leg, path, headers, reply)
         else:
-            await self._whole(attempt, prefilled, answer, headers, reply)
+            await self._whole(attempt, prefilled, leg, headers, reply)
         self._metrics.turn(path, reason)
 
     async def _stream(
-        self, attempt: Attempt, prefilled: Prefilled, answer: Answer, path: Path, headers: Headers, reply: Reply
+        self, attempt: Attempt, prefilled: Prefilled, leg: Leg, path: Path, headers: Headers, reply: Reply
     ) -> None:
-        events = EventFilter()
+        events, answer = EventFilter(), leg.answer
         async for chunk in answer.chunks():
+            leg.timed.answered()
             out = events.feed(chunk)
             if events.params is not None:
-                self._keeping.keep(attempt, prefilled, events.params)
+                self._keeping.keep(attempt, prefilled, leg.timed, events.params)
                 events.params = None
             if not out:
                 continue
@@ -225,12 +240,11 @@ class Dispatcher:
         await reply.send(events.rest())
         await reply.end()
 
-    async def _whole(
-        self, attempt: Attempt, prefilled: Prefilled, answer: Answer, headers: Headers, reply: Reply
-    ) -> None:
+    async def _whole(self, attempt: Attempt, prefilled: Prefilled, leg: Leg, headers: Headers, reply: Reply) -> None:
+        answer = leg.answer
         body = outcomes.json_object(answer.node, await answer.read())
         if isinstance(params := body.get("kv_transfer_params"), dict):
-            self._keeping.keep(attempt, prefilled, params)
+            self._keeping.keep(attempt, prefilled, leg.timed, params)
         data = strip(body, shows_nulls=attempt.admitted.endpoint.shows_nulls)
         await reply.whole(answer.status, data, headers, answer.content_type)
 
@@ -240,20 +254,21 @@ class Dispatcher:
         a: Admitted,
         node: str,
         body: dict[str, Any],
+        work: Work,
         *,
         patient: bool = False,
         on_sent: Callable[[], None] | None = None,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Leg]:
         """One leg on a node: counted while it lasts, and held for or against the node when it ends."""
         url = self._fleet.url(node) + a.endpoint.path
-        with self._fleet.leg(node, a.turn.prompt_tokens):
+        with self._fleet.leg(node, work.tokens, work.seconds) as timed:
             try:
                 sending = self._upstream.post(node, url, body, a.headers, patient=patient, on_sent=on_sent)
                 async with sending as answer:
                     if answer.status >= 500:
                         log.warning("%s answered %d: %.500r", node, answer.status, await answer.read())
                         raise EngineFailed(node, answer.status)
-                    yield answer
+                    yield Leg(answer=answer, timed=timed)
             except EngineError as e:
                 self._fleet.failed(node, reached=e.reached)
                 self._metrics.leg_failed(node)

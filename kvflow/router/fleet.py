@@ -8,15 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from kvflow.connector.wire import NODE_PATH, VERSION, NodeReport
+from kvflow.connector.wire import NODE_PATH, VERSION, DecodeReport, NodeReport, PrefillReport
 from kvflow.errors import WireError
 from kvflow.nodes.base import NodeSpec
+from kvflow.router.estimates import Estimates
+from kvflow.router.measure import TimedLeg, learn_from_decode, learn_from_prefill
 from kvflow.router.upstream import EngineError, Upstream
 from kvflow.types import Blocks, NodeState, Role, View
 
 log = logging.getLogger("kvflow.router")
 
 PROBE_TIMEOUT_S = 5.0
+FAILURE_HALF_LIFE_S = 60.0
+_FORGOTTEN = 0.01
+"""A failure that counts for less is none."""
 
 
 @dataclass(slots=True)
@@ -29,6 +34,17 @@ class _Member:
     """Set while the node is ready."""
     deaths: int = 0
     """That the router was told of; what was asked before one says nothing about what comes after it."""
+    computing: int = 0
+    """Legs whose prompts the node has not done with."""
+    work_s: float = 0.0
+    """Of those, what they are expected to take."""
+    failed: float = 0.0
+    """As `NodeState.recent_failures`, at the moment `failed_at`."""
+    failed_at: float = 0.0
+
+    def failing(self, now: float) -> float:
+        rest = self.failed * 0.5 ** ((now - self.failed_at) / FAILURE_HALF_LIFE_S) if self.failed else 0.0
+        return rest if rest > _FORGOTTEN else 0.0
 
 
 class Fleet:
@@ -45,6 +61,7 @@ class Fleet:
         self._members = {
             s.name: _Member(s, NodeState(name=s.name, role=s.role, ready=False, bidirectional=False)) for s in specs
         }
+        self._estimates = Estimates({s.name: s.role for s in specs})
         self._upstream = upstream
         self._on_epoch_end = on_epoch_end
         self._clock = clock
@@ -54,13 +71,19 @@ class Fleet:
         return self._clock()
 
     def view(self) -> View:
-        states = [m.state for m in self._members.values()]
+        now = self._clock()
+        states = [self._state(m, now) for m in self._members.values()]
         prefill = tuple(s for s in states if s.role is Role.PREFILL)
         decode = tuple(s for s in states if s.role is Role.DECODE)
-        return View(now=self._clock(), prefill=prefill, decode=decode)
+        return View(now=now, prefill=prefill, decode=decode, transfers=self._estimates.transfers())
 
     def state(self, name: str) -> NodeState:
-        return self._members[name].state
+        return self._state(self._members[name], self._clock())
+
+    def _state(self, member: _Member, now: float) -> NodeState:
+        if not member.failed:
+            return member.state
+        return replace(member.state, recent_failures=member.failing(now))
 
     def url(self, name: str) -> str:
         return self._members[name].spec.url
@@ -83,26 +106,64 @@ class Fleet:
         await self._members[name].up.wait()
 
     @contextmanager
-    def leg(self, name: str, tokens: int) -> Iterator[None]:
-        """Count one leg as under way on a node for as long as the context lasts."""
-        self._add(name, 1, tokens)
+    def leg(self, name: str, tokens: int, work_s: float = 0.0) -> Iterator[TimedLeg]:
+        """Count one leg as under way on a node for as long as the context lasts.
+
+        The node is expected to be taken up for `work_s`, behind the legs before it, until the leg says that its prompt
+        has been computed.
+        """
+        member, now = self._members[name], self._clock()
+        wait_s = max(0.0, member.state.free_at - now)
+        member.computing += 1
+        member.work_s += work_s
+        self._add(name, 1, tokens, free_at=now + wait_s + work_s)
+        leg = TimedLeg(
+            node=name, began=now, wait_s=wait_s, now=self._clock, on_computed=lambda: self._computed(member, work_s)
+        )
         try:
-            yield
+            yield leg
         finally:
+            leg.computed()
             self._add(name, -1, -tokens)
 
-    def _add(self, name: str, legs: int, tokens: int) -> None:
+    def _computed(self, member: _Member, work_s: float) -> None:
+        member.computing -= 1
+        member.work_s = member.work_s - work_s if member.computing else 0.0
+        self._set(member.spec.name, replace(member.state, free_at=self._clock() + member.work_s))
+
+    def prefilled(self, leg: TimedLeg, source: str | None, prompt_tokens: int, report: PrefillReport | None) -> None:
+        """What a prefill leg that succeeded teaches. `source` is the decode node that it was to pull from."""
+        learn_from_prefill(self._estimates, leg, source, prompt_tokens, report)
+        self._take_estimates()
+
+    def decoded(self, leg: TimedLeg, prefill: str | None, report: DecodeReport) -> None:
+        """What a decode leg that came to its end teaches. `prefill` is the node of the leg before it."""
+        learn_from_decode(self._estimates, leg, prefill, report)
+        self._take_estimates()
+
+    def _take_estimates(self) -> None:
+        """Into the states, so that a view costs nothing. One measurement may change all nodes that have none."""
+        for name, member in self._members.items():
+            compute, overhead = self._estimates.compute(name), self._estimates.overhead(name)
+            if compute is not member.state.compute or overhead is not member.state.overhead:
+                member.state = replace(member.state, compute=compute, overhead=overhead)
+
+    def _add(self, name: str, legs: int, tokens: int, *, free_at: float | None = None) -> None:
         s = self._members[name].state
-        self._set(name, replace(s, in_flight=s.in_flight + legs, queued_tokens=s.queued_tokens + tokens))
+        free_at = s.free_at if free_at is None else free_at
+        counted = replace(s, in_flight=s.in_flight + legs, queued_tokens=s.queued_tokens + tokens, free_at=free_at)
+        self._set(name, counted)
 
     def succeeded(self, name: str) -> None:
         self._set(name, replace(self._members[name].state, failures=0))
 
     def failed(self, name: str, *, reached: bool) -> None:
         """A leg broke. A node that could not be reached is out of the pools until a probe gets through."""
+        member, now = self._members[name], self._clock()
         if not reached:
-            self._members[name].why = "cannot be reached"
-        state = self._members[name].state
+            member.why = "cannot be reached"
+        member.failed, member.failed_at = member.failing(now) + 1, now
+        state = member.state
         self._set(name, replace(state, failures=state.failures + 1, ready=state.ready and reached))
 
     def report_blocks(self, name: str, blocks: Blocks | None) -> None:
@@ -168,6 +229,7 @@ class Fleet:
         old = member.state.epoch
         member.state = replace(member.state, blocks=None, failures=0)
         if old:
+            self._estimates.restarted(member.spec.name)
             log.warning("the engine behind %s is no longer the same; what it kept is gone", member.spec.name)
             self._on_epoch_end(old)
 

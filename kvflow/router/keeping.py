@@ -10,6 +10,7 @@ from kvflow.errors import WireError
 from kvflow.router import outcomes
 from kvflow.router.find import closing_key, id_key
 from kvflow.router.fleet import Fleet
+from kvflow.router.measure import TimedLeg
 from kvflow.router.metrics import Metrics
 from kvflow.router.outcomes import Prefilled
 from kvflow.router.releases import Releases, rank
@@ -41,13 +42,14 @@ class Keeping:
         self._releases.handles(h for h in handles if rank(h) is not None)
         return [h.pin for h in handles if rank(h) is None and h.epoch == node.epoch]
 
-    def keep(self, attempt: Attempt, prefilled: Prefilled, params: dict[str, Any]) -> None:
+    def keep(self, attempt: Attempt, prefilled: Prefilled, timed: TimedLeg, params: dict[str, Any]) -> None:
         """File the handle of the finished turn, if the decode node kept anything."""
         node, turn = attempt.plan.decode, attempt.turn
         try:
             report = outcomes.decode_report(params)
             if report is None:
                 return
+            self._fleet.decoded(timed, attempt.plan.prefill, report)
             self._reported(attempt.plan, report, prefilled)
             if not report.retained:
                 return

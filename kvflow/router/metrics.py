@@ -7,6 +7,8 @@ from kvflow.conversations import Conversations
 from kvflow.router.fleet import Fleet
 from kvflow.types import Path, Reason
 
+_USUAL_TOKENS = 1000
+"""Costs are shown for prompts of that length; they are not the same for each token."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120)
 
@@ -41,6 +43,15 @@ class Metrics:
         self._pinned = Gauge("kvflow_pinned_share", "Share of a node's block pool that is pinned", ["node"], registry=r)
         self._ready = Gauge("kvflow_node_ready", "1 if the node is ready", ["node"], registry=r)
         self._in_flight = Gauge("kvflow_legs_in_flight", "Legs under way on a node", ["node"], registry=r)
+        self._compute = Gauge(
+            "kvflow_compute_seconds_per_token", "Of a prompt of 1,000 tokens, as measured", ["node"], registry=r
+        )
+        self._transfer = Gauge(
+            "kvflow_transfer_seconds_per_token",
+            "Of moving the KV of 1,000 tokens, as measured",
+            ["source", "target"],
+            registry=r,
+        )
 
     def turn(self, path: Path, reason: Reason | None) -> None:
         self._turns.labels(path, reason or "").inc()
@@ -81,4 +92,8 @@ class Metrics:
             self._in_flight.labels(node.name).set(node.in_flight)
             if node.blocks is not None:
                 self._pinned.labels(node.name).set(node.blocks.pinned / max(1, node.blocks.total))
+            if node.compute.samples:
+                self._compute.labels(node.name).set(node.compute.seconds(_USUAL_TOKENS) / _USUAL_TOKENS)
+        for pair, cost in view.transfers.items():
+            self._transfer.labels(*pair).set(cost.seconds(_USUAL_TOKENS) / _USUAL_TOKENS)
         return generate_latest(self.registry)

@@ -6,8 +6,11 @@ from kvflow.connector.wire import reason_from_wire
 from kvflow.router.admit import Admitted
 from kvflow.router.answer import Headers, turn_headers
 from kvflow.router.claim import Claim
+from kvflow.router.expected import Work
 from kvflow.router.find import closing_key
+from kvflow.router.measure import TimedLeg
 from kvflow.router.outcomes import Prefilled
+from kvflow.router.upstream import Answer
 from kvflow.types import Path, Plan, Reason
 
 
@@ -47,6 +50,16 @@ class Attempt:
     plan: Plan
     name: str
     """What the decode engine knows the turn by."""
+    prefill_work: Work
+    decode_work: Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """A leg whose answer has begun, with a status that is no failure of the node."""
+
+    answer: Answer
+    timed: TimedLeg
 
 
 @dataclass(slots=True)
