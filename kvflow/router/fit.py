@@ -9,7 +9,7 @@ from kvflow.types import Cost
 
 _FORGET = 0.98
 """About the last fifty measurements count."""
-_FORGET_ON_DRIFT = 0.85
+_FORGET_ON_DRIFT = 0.8
 _DRIFT = 0.25
 """Measurements that are off by more than this on the average (of the logarithm) speak of a new speed."""
 _DRIFT_NEWEST = 0.15
@@ -71,8 +71,7 @@ class Fit:
         ratio = self._ratio(sample)
         if 1 / _ODD <= ratio <= _ODD:
             self._recent.append((sample, 1.0))
-            self._drift += (log(ratio) - self._drift) * _DRIFT_NEWEST
-            self._fade(_FORGET if abs(self._drift) < _DRIFT else _FORGET_ON_DRIFT)
+            self._follow(log(ratio))
             self._take(sample, self.cost.seconds(sample[0], sample[1]))
         else:
             self._recent.append((sample, ratio))
@@ -91,6 +90,20 @@ class Fit:
         tokens, context, seconds = sample
         return seconds / max(self.cost.seconds(tokens, context), _LEAST_S)
 
+    def _follow(self, off: float) -> None:
+        """Forget as usual; where the speed has drifted, forget more and expect all else to have drifted with it."""
+        self._drift += (off - self._drift) * _DRIFT_NEWEST
+        if abs(self._drift) < _DRIFT:
+            self._fade(_FORGET)
+            return
+        self._fade(_FORGET_ON_DRIFT)
+        if self._weight > _EARLY:
+            factor = exp(self._drift)
+            *left, y, ty, py = self._sums
+            self._sums = (*left, y * factor, ty * factor, py * factor)  # type: ignore[assignment]
+            self._scale += self._drift
+            self._drift = 0.0
+
     def _has_changed(self) -> bool:
         odd = sum(ratio != 1.0 for _, ratio in self._recent)
         return odd >= (_BELIEVED_EARLY if self._weight < _EARLY else _BELIEVED)
@@ -99,6 +112,8 @@ class Fit:
         """From the last few alone, but for those that are odd even among the odd."""
         middle = median(ratio for _, ratio in self._recent if ratio != 1.0)
         kept = [s for s, ratio in self._recent if ratio == 1.0 or middle / _ODD <= ratio <= middle * _ODD]
+        if self._weight > _EARLY:  # what is faster or slower now has the shape that it had
+            self._prior = self.cost
         self._fade(0.0)
         self._drift = 0.0
         self._recent.clear()

@@ -42,6 +42,10 @@ class ManualClock:
         heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), future))
         await future
 
+    def due(self) -> float | None:
+        """Seconds until somebody wakes; None where nobody sleeps."""
+        return max(0.0, self._sleepers[0][0] - self._now) if self._sleepers else None
+
     def advance(self, seconds: float) -> None:
         """Wake whoever sleeps no longer than this, in order; they run when the caller next awaits something."""
         self._now += seconds
