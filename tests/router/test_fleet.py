@@ -1,5 +1,7 @@
 """What the router knows of its nodes between probes: their queues, their failures, and what legs teach. No network."""
 
+from typing import Any
+
 import pytest
 
 from kvflow.connector.wire import DecodeReport, PrefillReport
@@ -10,7 +12,7 @@ from kvflow.router.upstream import Upstream
 from kvflow.types import COMPUTE_GUESS, OVERHEAD_GUESS, Role
 
 P, D = "prefill-0", "decode-0"
-WHOLE = {"queue_s": 0.5, "load_s": 0.25, "compute_s": 2.0}
+WHOLE: dict[str, Any] = {"queue_s": 0.5, "load_s": 0.25, "compute_s": 2.0}
 
 
 @pytest.fixture
