@@ -47,7 +47,7 @@ def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str], argv: tuple[st
 def test_help_of_a_verb_lists_groups_and_keys(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "serve", "--help")
     assert code == 0
-    assert "policy: aggressive, balanced, conservative, off" in out
+    assert "policy: adaptive, aggressive, balanced, conservative, off" in out
     assert "start_timeout_s: 600.0" in out
 
 
@@ -116,7 +116,7 @@ def test_the_users_directories_come_before_config_dir(
         ("serve policy=off,balanced --multirun", "--multirun: kvflow serve takes one configuration at a time "),
         ("serve hydra.mode=MULTIRUN", "hydra.mode=MULTIRUN: kvflow serve takes one configuration at a time "),
         ("serve --port 9000", "--port: no such flag; there are --help, "),
-        ("serve policy=balancd", "policy=balancd: no such option; policy is one of aggressive, balanced, "),
+        ("serve policy=balancd", "policy=balancd: no such option; policy is one of adaptive, aggressive, balanced, "),
         (
             "plan policy=off,balanced",
             "policy: one option, please, not off,balanced; kvflow takes one configuration at a time and cannot sweep ",
@@ -156,7 +156,8 @@ def test_the_installed_command(tmp_path: Path) -> None:
     result = subprocess.run([program, "serve", "policy=x"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert (
-        result.stderr == "kvflow: policy=x: no such option; policy is one of aggressive, balanced, conservative, off.\n"
+        result.stderr
+        == "kvflow: policy=x: no such option; policy is one of adaptive, aggressive, balanced, conservative, off.\n"
     )
 
 
@@ -182,7 +183,10 @@ def test_what_hydra_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("kvflow ", {"serve", "plan", "version"}),
         ("kvflow pl", {"plan"}),
-        ("kvflow serve policy=", {f"policy={p}" for p in ("off", "conservative", "balanced", "aggressive")}),
+        (
+            "kvflow serve policy=",
+            {f"policy={p}" for p in "off conservative balanced aggressive adaptive".split()},
+        ),
         ("kvflow serve -c job model=q", {"model=qwen3_32b"}),
         ("kvflow plan router.po", {"router.port="}),
         ("kvflow version ", set()),

@@ -1,12 +1,17 @@
 """What to do with each turn: which path, which nodes, and what to keep. Pure functions over `Turn` and `View`."""
 
+from kvflow.policies.adaptive import Adaptive
+from kvflow.policies.forecast import Forecast, forecast
+from kvflow.policies.guard import Decision, decide
 from kvflow.policies.policy import Policy
 from kvflow.policies.retention import Fixed, Keep, Retention
 from kvflow.policies.reuse import Choice, Option, Reuse, Threshold
 from kvflow.policies.routing import (
     Best,
+    FewestFailures,
     Filter,
     HoldsConversation,
+    HoldsPrefix,
     LeastLoaded,
     LeastPinned,
     NotFailing,
@@ -15,15 +20,21 @@ from kvflow.policies.routing import (
     Route,
     Routing,
     Scorer,
+    Soonest,
     Weighted,
 )
 
 __all__ = [
+    "Adaptive",
     "Best",
     "Choice",
+    "Decision",
+    "FewestFailures",
     "Filter",
     "Fixed",
+    "Forecast",
     "HoldsConversation",
+    "HoldsPrefix",
     "Keep",
     "LeastLoaded",
     "LeastPinned",
@@ -37,6 +48,9 @@ __all__ = [
     "Route",
     "Routing",
     "Scorer",
+    "Soonest",
     "Threshold",
     "Weighted",
+    "decide",
+    "forecast",
 ]

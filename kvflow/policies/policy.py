@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvflow.errors import ConfigError, NoNodeError
-from kvflow.policies import check
+from kvflow.policies import check, handles
 from kvflow.policies.retention import Retention
 from kvflow.policies.reuse import Option, Reuse
 from kvflow.policies.routing import Routing
@@ -63,10 +63,12 @@ class Policy:
         return [self.reuse.describe(), self._describe_retention(), *self.routing.describe()]
 
     def _decode(self, turn: Turn, view: View) -> NodeState:
+        # Before all filters: no other node could answer.
+        bound = next((n for n in view.decode if n.name == turn.bound_to and n.ready), None)
+        if bound is not None:
+            return bound
         route = self.routing.decode
-        candidates = route.candidates(Role.DECODE, view.decode, turn)
-        bound = next((n for n in candidates if n.name == turn.bound_to), None)
-        return bound or route.pick(candidates, turn, view)
+        return route.pick(route.candidates(Role.DECODE, view.decode, turn), turn, view)
 
     def _direct(self, turn: Turn, decode: NodeState) -> list[Option]:
         """Leaving the turn to the node that holds its conversation, if that node would find what it holds."""
@@ -103,7 +105,7 @@ class Policy:
             return Reason.POLICY
         if handle is None:
             return Reason.NO_HANDLE
-        return _unusable(handle, view)
+        return handles.obstacle(handle, view)
 
     def _keep(self, turn: Turn, decode: NodeState) -> tuple[float, float]:
         keep = self.retention.keep(turn, decode)
@@ -115,13 +117,3 @@ class Policy:
         return (
             self.retention.describe() if self.reuse.enabled else "Retention: nothing is kept, since nothing is reused."
         )
-
-
-def _unusable(handle: Handle, view: View) -> Reason | None:
-    """Why nobody could pull through `handle`, whatever the policy."""
-    node = next((n for n in view.decode if n.name == handle.node), None)
-    if node is None or not node.ready or node.epoch != handle.epoch:
-        return Reason.NODE_GONE
-    if view.now >= handle.deadline:
-        return Reason.EXPIRED
-    return None if node.bidirectional else Reason.ONE_WAY

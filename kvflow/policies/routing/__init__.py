@@ -3,20 +3,25 @@
 from kvflow.policies.routing.base import Filter, Picker, Scorer
 from kvflow.policies.routing.filters import NotFailing, Ready
 from kvflow.policies.routing.pickers import Best
-from kvflow.policies.routing.route import Route, Routing, Weighted
-from kvflow.policies.routing.scorers import HoldsConversation, LeastLoaded, LeastPinned
+from kvflow.policies.routing.route import Rated, Route, Routing, Weighted
+from kvflow.policies.routing.scorers import FewestFailures, HoldsConversation, HoldsPrefix, LeastLoaded, LeastPinned
+from kvflow.policies.routing.soonest import Soonest
 
 __all__ = [
     "Best",
+    "FewestFailures",
     "Filter",
     "HoldsConversation",
+    "HoldsPrefix",
     "LeastLoaded",
     "LeastPinned",
     "NotFailing",
     "Picker",
+    "Rated",
     "Ready",
     "Route",
     "Routing",
     "Scorer",
+    "Soonest",
     "Weighted",
 ]

@@ -26,6 +26,17 @@ class Weighted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rated:
+    """What the picker is shown, and what that is made of."""
+
+    nodes: Nodes
+    scores: tuple[Sequence[float], ...]
+    """For each scorer of the route, those of all nodes."""
+    sums: tuple[float, ...]
+    """Weighted, for each node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """All filters in order, then the weighted sum of all scorers, then the picker."""
 
@@ -53,12 +64,29 @@ class Route:
                 raise NoNodeError(f"No {role} node can take the request: {which}.")
         return nodes
 
+    def left_out(self, pool: Nodes, turn: Turn) -> dict[str, str]:
+        """By the names of those nodes of `pool` that are no candidates: the words of the filter that left them out."""
+        out: dict[str, str] = {}
+        nodes = pool
+        for f in self.filters:
+            kept = f.keep(nodes, turn)
+            names = {n.name for n in kept}
+            out.update({n.name: f.describe() for n in nodes if n.name not in names})
+            nodes = kept
+        return out
+
+    def rate(self, candidates: Nodes, turn: Turn, view: View) -> "Rated":
+        """Every scorer's opinion of every candidate. `candidates` is not empty."""
+        scores = tuple(w.scorer.score(candidates, turn, view) for w in self.scorers)
+        sums = [0.0] * len(candidates)
+        for w, column in zip(self.scorers, scores, strict=True):
+            sums = [a + w.weight * b for a, b in zip(sums, column, strict=True)]
+        return Rated(nodes=candidates, scores=scores, sums=tuple(sums))
+
     def pick(self, candidates: Nodes, turn: Turn, view: View) -> NodeState:
         """One of `candidates`, which is not empty."""
-        sums = [0.0] * len(candidates)
-        for w in self.scorers:
-            sums = [a + w.weight * b for a, b in zip(sums, w.scorer.score(candidates, turn, view), strict=True)]
-        return self.picker.pick(candidates, sums, turn)
+        rated = self.rate(candidates, turn, view)
+        return self.picker.pick(rated.nodes, rated.sums, turn)
 
     def describe(self) -> str:
         scorers = ", ".join(f"{w.scorer.describe()} (weight {w.weight:g})" for w in self.scorers if w.weight)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvflow.policies import check
+from kvflow.policies.handles import holds
 from kvflow.policies.routing.base import Nodes
 from kvflow.types import NodeState, Turn, View
 
@@ -55,7 +56,7 @@ class HoldsConversation:
 
     def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
         limit = min(n.in_flight for n in nodes) + self.max_extra_legs
-        return tuple(float(_holds(n, turn) and n.in_flight <= limit) for n in nodes)
+        return tuple(float(holds(n, turn) and n.in_flight <= limit) for n in nodes)
 
     def describe(self) -> str:
         return (
@@ -64,11 +65,49 @@ class HoldsConversation:
         )
 
 
-def _holds(node: NodeState, turn: Turn) -> bool:
-    return turn.handle is not None and (node.name, node.epoch) == (turn.handle.node, turn.handle.epoch)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldsPrefix:
+    """The share of the prompt that the node is believed to have in its prefix cache; 0 once the node is overloaded.
+
+    Overloaded: as in `HoldsConversation`. A prefix that many conversations share would otherwise draw all of them to
+    the node that had it first. For prefill nodes.
+    """
+
+    max_extra_legs: int = 8
+
+    def __post_init__(self) -> None:
+        check.whole("policy.routing: HoldsPrefix.max_extra_legs", self.max_extra_legs)
+
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
+        limit = min(n.in_flight for n in nodes) + self.max_extra_legs
+        return tuple(_cached_share(n, turn) if n.in_flight <= limit else 0.0 for n in nodes)
+
+    def describe(self) -> str:
+        return (
+            "the node that has most of the prompt cached, "
+            f"unless it has over {self.max_extra_legs} legs more under way than the least busy one"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FewestFailures:
+    """1 for a node without recent failures, half for one with one, a third for one with two, and so on.
+
+    A failure counts for less the longer ago it was, so a node that has failed comes back by and by.
+    """
+
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
+        return tuple(1 / (1 + max(0.0, n.recent_failures)) for n in nodes)
+
+    def describe(self) -> str:
+        return "fewest recent failures"
 
 
 def _pinned_share(node: NodeState) -> float:
     if node.blocks is None or node.blocks.total <= 0:
         return 0.0
     return min(1.0, node.blocks.pinned / node.blocks.total)
+
+
+def _cached_share(node: NodeState, turn: Turn) -> float:
+    return max(0.0, min(1.0, turn.cached.get(node.name, 0) / max(1, turn.prompt_tokens)))
