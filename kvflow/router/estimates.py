@@ -1,9 +1,10 @@
 """What computing, moving and all else costs on each node, learned from every leg.
 
 Pure: it is told what was measured, and has no clock. What was never measured on a node, or between two, is taken from
-all nodes of its role, or all pairs of that direction; on decode nodes, most likely of the same hardware, computing
-then also from the prefill nodes. Where nothing was measured at all, it is the guess of `kvflow.types`. `Cost.samples`
-counts the measurements behind the number, wherever they were made.
+all nodes of its role, or all pairs of that direction; where nothing was measured at all, it is the guess of
+`kvflow.types`. Computing on decode nodes, most likely of the same hardware, is taken from the prefill nodes, and so is
+what it takes for each token while they have only computed the last ones of prompts. `Cost.samples` counts the
+measurements behind the number, wherever they were made.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,10 +49,13 @@ class Estimates:
         self._snapshot: Transfers | None = None
 
     def compute(self, node: str) -> Cost:
-        own, role = self._compute.get(node), self._roles[node]
-        pools = (role, Role.PREFILL) if role is Role.DECODE else (role,)
-        known = (own, *(self._compute_of[r] for r in pools))
-        return next((fit.cost for fit in known if fit and fit.cost.samples), COMPUTE_GUESS)
+        own = self._compute.get(node)
+        return own.cost if own and own.cost.samples else self._compute_in(self._roles[node])
+
+    def _compute_in(self, role: Role) -> Cost:
+        """Of a node of that role of which nothing is known."""
+        cost = self._compute_of[role].cost
+        return self._compute_of[Role.PREFILL].cost if role is Role.DECODE and not cost.samples else cost
 
     def overhead(self, node: str) -> Cost:
         own = self._overhead.get(node)
@@ -65,19 +69,22 @@ class Estimates:
 
     def computed(self, node: str, tokens: int, context: int, seconds: float) -> None:
         """A node computed `tokens` behind `context` others in so many seconds."""
-        pool = self._compute_of[self._roles[node]]
+        role = self._roles[node]
+        pool = self._compute_of[role]
+        if role is Role.DECODE:  # mostly they compute one token; how more would be is for the prefill nodes to say
+            pool.lean_on(self._compute_of[Role.PREFILL].cost)
         pool.learn(tokens, context, seconds)
-        if node not in self._compute:
-            self._compute[node] = Fit(self.compute(node), pairs=True)
-        self._compute[node].learn(tokens, context, seconds)
+        own = self._compute.setdefault(node, Fit(COMPUTE_GUESS, pairs=True))
+        own.lean_on(self._compute_in(role))
+        own.learn(tokens, context, seconds)
 
     def took(self, node: str, prompt_tokens: int, seconds: float) -> None:
         """A leg took so many seconds beyond the engine's own account of it."""
         pool = self._overhead_of[self._roles[node]]
         pool.learn(prompt_tokens, 0, seconds)
-        if node not in self._overhead:
-            self._overhead[node] = Fit(pool.cost, pairs=False)
-        self._overhead[node].learn(prompt_tokens, 0, seconds)
+        own = self._overhead.setdefault(node, Fit(OVERHEAD_GUESS, pairs=False))
+        own.lean_on(pool.cost)
+        own.learn(prompt_tokens, 0, seconds)
 
     def moved(self, source: str, target: str, tokens: int, seconds: float) -> None:
         """KV of `tokens` went from one node to another. What is between nodes that are not known here is nothing."""
@@ -85,9 +92,9 @@ class Estimates:
             return
         pool, pair = self._from[self._roles[source]], (source, target)
         pool.learn(tokens, 0, seconds)
-        if pair not in self._pairs:
-            self._pairs[pair] = Fit(pool.cost, pairs=False)
-        self._pairs[pair].learn(tokens, 0, seconds)
+        own = self._pairs.setdefault(pair, Fit(TRANSFER_GUESS, pairs=False))
+        own.lean_on(pool.cost)
+        own.learn(tokens, 0, seconds)
         self._snapshot = None
 
     def restarted(self, node: str) -> None:

@@ -27,6 +27,8 @@ _PRIOR_POINTS = ((16, 0), (512, 0), (4096, 4096))
 _PRIOR_WEIGHT = 1.0
 _PRIOR_HALVES = 5.0
 """After so many measurements the prior, worth one of them at first, counts for half of that."""
+_NO_SCALE = 0.5
+_FEW_TOKENS = 64
 _MOST_TOKENS = 100_000_000
 _MOST_S = 3600.0
 _LEAST_S = 1e-6
@@ -53,12 +55,15 @@ class Fit:
         self._prior = prior
         self._scale = 0.0
         """Logarithm of measurements ÷ prior."""
+        self._scaling = _NO_SCALE
+        """Of the measurements that say something about that, how much they count."""
         self._drift = 0.0
         """Average logarithm of measurements ÷ what was expected of them."""
         self._sums = _NOTHING
         self._weight = 0.0
         """Measurements in the sums, each by how much it still counts."""
         self._count = 0
+        self._newest: _Sample = (0, 0, 0.0)
         self._recent: deque[tuple[_Sample, float]] = deque(maxlen=_WINDOW)
         """With the factor that each was off by when it came; 1 for those that were learned."""
         self.cost = prior
@@ -80,6 +85,10 @@ class Fit:
             self._begin_again()
         self._solve()
         return True
+
+    def lean_on(self, prior: Cost) -> None:
+        """Another prior from the next measurement on."""
+        self._prior = prior
 
     def restart(self) -> None:
         """What is measured may not be the same any more: what was learned counts for little from now on."""
@@ -123,17 +132,22 @@ class Fit:
     def _take(self, sample: _Sample, unit: float) -> None:
         """Errors are relative to `unit` seconds."""
         tokens, context, seconds = sample
+        self._newest = sample
         self._sums = self._with(self._sums, sample, unit, 1.0)
         self._weight += 1
         self._count += 1
+        # A few tokens say what is fixed, and not how the rest compares with the prior.
+        telling = (tokens / (tokens + _FEW_TOKENS)) ** 2
+        self._scaling += telling
         off = log(seconds / max(self._prior.seconds(tokens, context), _LEAST_S))
-        self._scale += (off - self._scale) * max(1 / self._weight, 1 - _FORGET)
+        self._scale += (off - self._scale) * telling / self._scaling
 
     def _fade(self, factor: float) -> None:
         a, b, c, d, e, f, g, h, i = self._sums
         k = factor
         self._sums = (a * k, b * k, c * k, d * k, e * k, f * k, g * k, h * k, i * k)
         self._weight *= factor
+        self._scaling = max(_NO_SCALE, self._scaling * factor)
 
     def _solve(self) -> None:
         sums, scale = self._sums, exp(self._scale)
@@ -141,7 +155,7 @@ class Fit:
         for tokens, context in _PRIOR_POINTS:
             y = max(self._prior.seconds(tokens, context) * scale, _LEAST_S)
             # A prior that is wrong by much must not insist on it as strongly as it is wrong.
-            unit = max(y, self.cost.seconds(tokens, context))
+            unit = max(y, self.cost.seconds(tokens, context), self._newest[2] if self._newest[0] <= tokens else 0.0)
             sums = self._with(sums, (tokens, context, y), unit, weight)
         fixed, token, pair = _not_negative(sums)
         self.cost = Cost(fixed_s=fixed, token_s=token, pair_s=pair, samples=max(1, self._count))

@@ -64,8 +64,8 @@ def learn_from_decode(estimates: Estimates, leg: TimedLeg, prefill: str | None, 
         return
     if prefill is not None and pulled and report.load_s is not None:
         estimates.moved(prefill, leg.node, pulled, report.load_s)
-    if not pulled and report.compute_s is not None:
-        computed = max(1, prompt - local)
+    if report.compute_s is not None:
+        computed = max(1, prompt - local - pulled)  # behind what was moved, the last token
         estimates.computed(leg.node, computed, max(0, prompt - computed), report.compute_s)
     _learn_overhead(estimates, leg, prompt, report)
 

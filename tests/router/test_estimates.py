@@ -163,6 +163,18 @@ class TestNodesAndPairs:
         assert estimates.compute("decode-1").seconds(500) == pytest.approx(GPU.seconds(500), rel=0.2)
         assert estimates.compute("prefill-1").seconds(500) == pytest.approx(CPU.seconds(500), rel=0.1)
 
+    def test_a_decode_node_that_computed_last_tokens_only_has_the_prefill_nodes_slope(self) -> None:
+        estimates, rng = Estimates(ROLES), random.Random(1)
+        for _ in range(100):
+            tokens = rng.randrange(100, 3000)
+            estimates.computed("prefill-0", tokens, 0, CPU.seconds(tokens))
+            estimates.computed("decode-0", 1, tokens, 0.2)
+        cost = estimates.compute("decode-0")
+        assert cost.seconds(1, 1000) == pytest.approx(0.2, rel=0.1)
+        for tokens in (200, 1000):
+            assert cost.seconds(tokens) - 0.2 == pytest.approx(CPU.token_s * tokens, rel=0.3)
+        assert estimates.compute("decode-1").seconds(1, 1000) == pytest.approx(0.2, rel=0.1)
+
     def test_each_node_and_pair_has_its_own(self) -> None:
         estimates = Estimates(ROLES)
         for i in range(60):

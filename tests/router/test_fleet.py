@@ -130,7 +130,8 @@ class TestLearning:
         view = fleet.view()
         assert view.transfer(P, D).seconds(800) == pytest.approx(0.25, rel=0.1)
         assert view.decode[0].overhead.seconds(1000) == pytest.approx(0.25, rel=0.1)
-        assert view.decode[0].compute == COMPUTE_GUESS
+        assert view.decode[0].compute.seconds(1, 999) == pytest.approx(2.0, rel=0.1)
+        assert view.prefill[0].compute == COMPUTE_GUESS
 
     def test_a_direct_leg(self, fleet: Fleet, clock: ManualClock) -> None:
         report = DecodeReport(prompt_tokens=1000, local_tokens=200, pulled_tokens=0, **WHOLE)
