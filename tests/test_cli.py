@@ -185,7 +185,7 @@ def test_what_hydra_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
         ("kvflow pl", {"plan"}),
         (
             "kvflow serve policy=",
-            {f"policy={p}" for p in "off conservative balanced aggressive adaptive".split()},
+            {f"policy={p}" for p in ["off", "conservative", "balanced", "aggressive", "adaptive"]},
         ),
         ("kvflow serve -c job model=q", {"model=qwen3_32b"}),
         ("kvflow plan router.po", {"router.port="}),

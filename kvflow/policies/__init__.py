@@ -1,8 +1,9 @@
 """What to do with each turn: which path, which nodes, and what to keep. Pure functions over `Turn` and `View`."""
 
 from kvflow.policies.adaptive import Adaptive
+from kvflow.policies.explain import Explanation
 from kvflow.policies.forecast import Forecast, forecast
-from kvflow.policies.guard import Decision, decide
+from kvflow.policies.guard import Decision, decide, explained, fault
 from kvflow.policies.policy import Policy
 from kvflow.policies.retention import Fixed, Keep, Retention
 from kvflow.policies.reuse import Choice, Option, Reuse, Threshold
@@ -29,6 +30,7 @@ __all__ = [
     "Best",
     "Choice",
     "Decision",
+    "Explanation",
     "FewestFailures",
     "Filter",
     "Fixed",
@@ -52,5 +54,7 @@ __all__ = [
     "Threshold",
     "Weighted",
     "decide",
+    "explained",
+    "fault",
     "forecast",
 ]

@@ -4,7 +4,7 @@ It stands on the estimates of the view. A transfer that nobody has measured is t
 same two nodes the other way; an estimate that is no finite number from 0 on counts as the guess.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import inf
 
 from kvflow.policies.handles import found
@@ -35,6 +35,9 @@ class Forecast:
     @property
     def first_token_s(self) -> float:
         return self.wait_s + self.overhead_s + self.pull_s + self.compute_s + self.transfer_s
+
+    def to_json(self) -> dict[str, float]:
+        return {"first_token_s": self.first_token_s, **asdict(self)}
 
 
 def forecast(option: Option, turn: Turn, view: View) -> Forecast:

@@ -1,9 +1,10 @@
 """No policy costs a request: what it raises or answers wrongly is replaced by a plan that is always right."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from kvflow.errors import NoNodeError
+from kvflow.policies.explain import Explanation
 from kvflow.policies.handles import obstacle
 from kvflow.policies.policy import Policy
 from kvflow.policies.retention import Fixed
@@ -37,6 +38,22 @@ def decide(policy: Policy, turn: Turn, view: View) -> Decision:
     if error is None:
         return Decision(plan=plan)
     return Decision(plan=_PLAIN.plan(turn, view), error=error[:LONGEST_ERROR])
+
+
+def explained(policy: Policy, turn: Turn, view: View) -> Explanation:
+    """What `decide` would answer, and why. Raises nothing that a policy raises."""
+    plan, why = None, ""
+    try:
+        decision = decide(policy, turn, view)
+        if decision.error is not None:
+            return replace(_PLAIN.explain(turn, view), policy=policy.name, error=decision.error)
+        plan, why = decision.plan, f"Path {decision.plan.path}; the policy cannot say why."
+    except NoNodeError as e:
+        why = str(e)
+    try:
+        return policy.explain(turn, view)
+    except Exception as e:
+        return Explanation(policy=policy.name, plan=plan, why=why, error=_raised(e)[:LONGEST_ERROR])
 
 
 def fault(plan: object, turn: Turn, view: View) -> str | None:

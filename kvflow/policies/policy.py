@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from kvflow.errors import ConfigError, NoNodeError
 from kvflow.policies import check, handles
+from kvflow.policies.explain import Explanation, explain
 from kvflow.policies.retention import Retention
 from kvflow.policies.reuse import Option, Reuse
 from kvflow.policies.routing import Routing
+from kvflow.policies.routing.base import Nodes
 from kvflow.types import Handle, NodeState, Path, Plan, Reason, Role, Turn, View
 
 
@@ -29,7 +31,7 @@ class Policy:
 
     def plan(self, turn: Turn, view: View) -> Plan:
         """Raises `NoNodeError` where a role that the turn needs has no node for it."""
-        decode = self._decode(turn, view)
+        decode = self.decode_node(turn, view)
         if not turn.splittable:
             return Plan(path=Path.DIRECT, decode=decode.name, reason=Reason.UNSPLITTABLE)
         seconds, share = self._keep(turn, decode)
@@ -47,9 +49,18 @@ class Policy:
             reason=choice.reason or option.reason,
         )
 
+    def decode_node(self, turn: Turn, view: View) -> NodeState:
+        """The node that answers. Raises `NoNodeError`."""
+        # Before all filters: no other node could answer.
+        bound = next((n for n in view.decode if n.name == turn.bound_to and n.ready), None)
+        if bound is not None:
+            return bound
+        route = self.routing.decode
+        return route.pick(route.candidates(Role.DECODE, view.decode, turn), turn, view)
+
     def options(self, turn: Turn, decode: NodeState, view: View) -> tuple[Option, ...]:
         """What is possible for a turn that `decode` is to answer. Raises `NoNodeError` where nothing is."""
-        obstacle = self._obstacle(turn.handle, view)
+        obstacle = self.obstacle(turn.handle, view)
         direct = [] if obstacle else self._direct(turn, decode)
         try:
             return (*self._split(turn, decode, obstacle, view), *direct)
@@ -58,17 +69,24 @@ class Policy:
                 raise
             return tuple(direct)
 
+    def prefill_candidates(self, turn: Turn, obstacle: Reason | None, view: View) -> tuple[Nodes, Reason | None]:
+        """Prefill nodes that may take the turn, only those that can pull where it can be one of them; and why not.
+
+        Raises `NoNodeError`.
+        """
+        candidates = self.routing.prefill.candidates(Role.PREFILL, view.prefill, turn)
+        if obstacle is not None:
+            return candidates, obstacle
+        able = tuple(n for n in candidates if n.bidirectional)
+        return able or candidates, None if able else Reason.ONE_WAY
+
+    def explain(self, turn: Turn, view: View) -> Explanation:
+        """`plan` with everything that led to it. Never raises `NoNodeError`: that is an explanation too."""
+        return explain(self, turn, view)
+
     def describe(self) -> list[str]:
         """The policy in plain words, one sentence a part."""
         return [self.reuse.describe(), self._describe_retention(), *self.routing.describe()]
-
-    def _decode(self, turn: Turn, view: View) -> NodeState:
-        # Before all filters: no other node could answer.
-        bound = next((n for n in view.decode if n.name == turn.bound_to and n.ready), None)
-        if bound is not None:
-            return bound
-        route = self.routing.decode
-        return route.pick(route.candidates(Role.DECODE, view.decode, turn), turn, view)
 
     def _direct(self, turn: Turn, decode: NodeState) -> list[Option]:
         """Leaving the turn to the node that holds its conversation, if that node would find what it holds."""
@@ -81,13 +99,9 @@ class Policy:
 
     def _split(self, turn: Turn, decode: NodeState, obstacle: Reason | None, view: View) -> Iterator[Option]:
         """Cold, and pull where there is a node that can; both on the same prefill node."""
-        route, handle = self.routing.prefill, turn.handle
-        candidates = route.candidates(Role.PREFILL, view.prefill, turn)
-        if obstacle is None:
-            able = tuple(n for n in candidates if n.bidirectional)
-            obstacle = None if able else Reason.ONE_WAY
-            candidates = able or candidates
-        prefill = route.pick(candidates, turn, view)
+        handle = turn.handle
+        candidates, obstacle = self.prefill_candidates(turn, obstacle, view)
+        prefill = self.routing.prefill.pick(candidates, turn, view)
         cached = min(turn.cached.get(prefill.name, 0), turn.prompt_tokens)
         cold = turn.prompt_tokens - cached
         yield Option(path=Path.COLD, decode=decode, prefill=prefill, computed_tokens=cold, reason=obstacle)
@@ -100,7 +114,8 @@ class Policy:
                 pulled_tokens=max(0, handle.tokens - cached),
             )
 
-    def _obstacle(self, handle: Handle | None, view: View) -> Reason | None:
+    def obstacle(self, handle: Handle | None, view: View) -> Reason | None:
+        """Why nothing can be pulled, whatever the prefill node; None if something can."""
         if not self.reuse.enabled:
             return Reason.POLICY
         if handle is None:
