@@ -23,6 +23,7 @@ from kvflow.router.keeping import Keeping
 from kvflow.router.legs import decode_body, prefill_body
 from kvflow.router.metrics import Metrics
 from kvflow.router.outcomes import Prefilled
+from kvflow.router.planning import Planning
 from kvflow.router.releases import Releases
 from kvflow.router.stream import EventFilter
 from kvflow.router.turn import Attempt, Leg, Progress, TurnUnderWay, account
@@ -63,6 +64,7 @@ class Dispatcher:
         self._releases = releases
         self._bindings = bindings
         self._keeping = Keeping(fleet, conversations, metrics, releases)
+        self._planning = Planning(fleet, metrics)
         self._open: defaultdict[bytes, set[TurnUnderWay]] = defaultdict(set)
         """Turns under way, by their conversation and by that whose handle they have."""
 
@@ -121,24 +123,16 @@ class Dispatcher:
             await self._try(self._plan(turn, broken=e.node), reply)
 
     def _plan(self, turn: TurnUnderWay, broken: str = "") -> Attempt:
-        a = turn.admitted
-        handle = None if broken else turn.claim.handle
-        asked = replace(a.turn, handle=handle, new_tokens=turn.new_tokens)
-        # Nobody else can answer for the node that a turn is bound to.
-        view = self._fleet.view() if broken == asked.bound_to else self._fleet.view().without(broken)
-        plan = a.tenant.policy.plan(asked, view)
-        turn.claim.spent = plan.reason in _SPENT
-        if not a.keys.filing:
-            plan = replace(plan, retain_s=0.0, max_pinned_share=0.0)  # nobody could find it again
-        if broken:
-            plan = replace(plan, reason=Reason.RETRIED)
+        a, claim = turn.admitted, turn.claim
+        planned = self._planning.plan(a, claim.taken, claim.handle, broken)
+        claim.spent = planned.plan.reason in _SPENT
         return Attempt(
             turn=turn,
             admitted=a,
-            plan=plan,
+            plan=planned.plan,
             name=secrets.token_hex(8),
-            prefill_work=prefill_work(view, plan, asked),
-            decode_work=decode_work(view, plan, asked),
+            prefill_work=prefill_work(planned.view, planned.plan, planned.turn),
+            decode_work=decode_work(planned.view, planned.plan, planned.turn),
         )
 
     async def _try(self, attempt: Attempt, reply: Reply) -> None:
@@ -167,6 +161,7 @@ class Dispatcher:
         if not prefilled.refused:
             self._fleet.prefilled(leg.timed, handle.node if handle else None, a.turn.prompt_tokens, prefilled.report)
         if prefilled.report is not None:
+            self._planning.counted(a, prefilled.report.prompt_tokens)
             self._metrics.prefilled(node, prefilled.report)
             self._keeping.report_blocks(node, prefilled.report.blocks)
         return prefilled

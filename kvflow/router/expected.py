@@ -20,7 +20,7 @@ def prefill_work(view: View, plan: Plan, turn: Turn) -> Work:
         return Work(tokens=turn.prompt_tokens)
     if plan.path is Path.PULL:
         held = max(0, turn.prompt_tokens - turn.new_tokens)
-        moving = view.transfer(plan.decode, node.name).seconds(held)
+        moving = view.transfer(turn.handle.node, node.name).seconds(held) if turn.handle else 0.0
     else:
         held, moving = min(turn.prompt_tokens, turn.cached.get(node.name, 0)), 0.0
     new = max(1, turn.prompt_tokens - held)

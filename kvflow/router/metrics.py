@@ -33,6 +33,9 @@ class Metrics:
         self._fallbacks = Counter(
             "kvflow_load_fallbacks", "Transfers that broke; the tokens were computed instead", ["node"], registry=r
         )
+        self._policy_errors = Counter(
+            "kvflow_policy_errors", "Turns whose policy failed, and which went cold", ["policy"], registry=r
+        )
         self._unkeyed = Counter("kvflow_unkeyed_turns", "Turns that no conversation could be derived for", registry=r)
         self._kept = Counter("kvflow_turns_kept", "What became of the KV at the end of turns", ["outcome"], registry=r)
         self._released = Counter(
@@ -78,6 +81,9 @@ class Metrics:
 
     def leg_failed(self, node: str) -> None:
         self._failures.labels(node).inc()
+
+    def policy_failed(self, policy: str) -> None:
+        self._policy_errors.labels(policy).inc()
 
     def unkeyed(self) -> None:
         self._unkeyed.inc()

@@ -29,12 +29,6 @@ class TurnUnderWay:
     def key(self) -> bytes:
         return closing_key(self.conversation, self.admitted.scope.tenant)
 
-    @property
-    def new_tokens(self) -> int:
-        """Of the prompt, those that the handle does not cover."""
-        a, taken = self.admitted, self.claim.taken
-        return a.turn.prompt_tokens if taken is None else a.keys.tokens_beyond(taken.key)
-
     def close(self, key: bytes) -> None:
         """Of its own conversation, or of the one whose handle it has taken."""
         self.wanted = self.wanted and key != self.key
