@@ -5,6 +5,8 @@ from kvflow.config.load import load
 from kvflow.config.rules import check_servable
 from kvflow.config.schema import (
     EMBEDDED,
+    AdminConfig,
+    AuthConfig,
     ClusterConfig,
     Config,
     ConnectorConfig,
@@ -19,10 +21,13 @@ from kvflow.config.schema import (
     Pool,
     RouterConfig,
     SimulatedConfig,
+    TenantConfig,
 )
 
 __all__ = [
     "EMBEDDED",
+    "AdminConfig",
+    "AuthConfig",
     "ClusterConfig",
     "Config",
     "ConnectorConfig",
@@ -37,6 +42,7 @@ __all__ = [
     "Pool",
     "RouterConfig",
     "SimulatedConfig",
+    "TenantConfig",
     "check_servable",
     "compose",
     "conf_dir",

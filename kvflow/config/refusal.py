@@ -41,6 +41,8 @@ def sentence(error: Exception) -> str:
             return _missing_value(error)
         case InterpolationResolutionError():
             return f"{error.full_key}: {_first_line(error)}."
+        case ValidationError() if "not a subclass of TenantConfig" in str(error):
+            return _no_tenant(error.full_key or "")
         case ValidationError():
             return f"{error.full_key}: {_wrong_value(_first_line(error))}."
     if isinstance(error.__cause__, OmegaConfBaseException):
@@ -63,6 +65,10 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> str:
     known = [str(k) for k in node if k not in ("hydra", "_target_")] if isinstance(node, DictConfig) else []
     if parent and _is_open(parent):
         return _addable(parent, key)
+    if parent == "tenants":
+        return _no_tenant(key)
+    if re.fullmatch(r"tenants\.[^.]+\.policy", parent) and not known:
+        return f"{error.full_key}: the tenant has the server's own policy so far; write +policy@{parent}=... first."
     takes = f"{parent or 'the configuration'} has {', '.join(known) or 'no keys'}"
     return f"{error.full_key}: no such key; {takes}.{_guess(key, known)}"
 
@@ -75,6 +81,11 @@ def _is_open(key: str) -> bool:
 def _addable(parent: str, key: str) -> str:
     why_not = engine_args.problem(parent, key) if parent.endswith("engine_args") else None
     return why_not or f"{parent}.{key}: not set so far; to add it, write +{parent}.{key}=..."
+
+
+def _no_tenant(name: str) -> str:
+    add = f"add it in a file of the group tenants, or with +policy@tenants.{name}.policy=balanced"
+    return f"tenants.{name}: there is no such tenant so far; {add}."
 
 
 def _missing_value(error: MissingMandatoryValue) -> str:
@@ -101,7 +112,7 @@ def _reworded(message: str) -> str:
     rules = (
         (
             # Only groups, and keys that take neither lists nor texts, have no dot in their names.
-            r"Ambiguous value for argument '([^=.]*)=(.*?)' 1\. .*",
+            r"Ambiguous value for argument '(\w+@[^=]*|[^=.]*)=(.*?)' 1\. .*",
             r"\1: one option, please, not \2; kvflow takes one configuration at a time and cannot sweep over several.",
         ),
         (
@@ -109,15 +120,20 @@ def _reworded(message: str) -> str:
             r"""\1: one value, please, not \2; a list is written \1=[\2], a text with commas '\1="\2"'.""",
         ),
         (
-            r"Multiple values for ([^.]*)\. .* '(?:override )?([^:]*): (.*)'",
+            r"Multiple values for (\S*)\. .* '(?:override )?([^:]*): (.*)'",
             r"\1 has a choice already; write \2=\3.",
         ),
+        (r"Could not override '(\w+@.*?)'\. .*", r"\1: no option is chosen there so far; write +\1=..."),
         (r"Could not override '(.*?)'\. .*", r"\1: there is no such group."),
         (
             r"Could not append to config\. An item is already at '(.*?)'\. .*",
             r"\1 has a value; write it without +.",
         ),
         (r"Additional config directory '(.*)' not found", r"--config-dir: there is no directory \1."),
+        (
+            r"In '.*': ConfigKeyError raised while composing config: .* full_key: (\S+) reference_type=TenantConfig .*",
+            r"\1: no such key of a tenant; its policy goes to tenants.<name>.policy.",
+        ),
         (r"Could not delete from config\. '(.*)' does not exist\.", r"\1: no such key."),
         (
             r"Config group override must be a string or a list\. Got (\w+)",

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvflow.config import engine_args
+from kvflow.config import engine_args, tenancy
 from kvflow.config.addresses import addresses, pool_of
 from kvflow.config.schema import EMBEDDED, ClusterConfig, Config, Kind, Pool
 from kvflow.errors import ConfigError
@@ -29,18 +29,21 @@ def check(config: Config) -> None:
         _engine_args(config),
         _connector(config),
         _simulated(config),
+        tenancy.check(config),
     )
     for problem in problems:
         raise ConfigError(problem)
 
 
 def check_servable(config: Config) -> None:
-    """Raise `ConfigError` for what may be planned but cannot be served: hosts that nobody has named yet."""
+    """Raise `ConfigError` for what may be planned but not served: hosts that nobody has named yet, keys not there."""
     for role in Role:
         unnamed = [h for h in pool_of(config.cluster, role).hosts if h.endswith(PLACEHOLDER)]
         if unnamed:
             key = f"cluster.{role}.hosts"
             raise ConfigError(f"{key}: {unnamed[0]} stands for a host of yours; name it, as in {key}=[10.0.0.1].")
+    for problem in tenancy.check_secrets(config):
+        raise ConfigError(problem)
 
 
 def _bounds(node: Any, prefix: str) -> Iterator[str]:
@@ -48,6 +51,10 @@ def _bounds(node: Any, prefix: str) -> Iterator[str]:
         key, value = f"{prefix}{f.name}", getattr(node, f.name)
         if is_dataclass(value):
             yield from _bounds(value, f"{key}.")
+        elif isinstance(value, dict):
+            for name, entry in value.items():
+                if is_dataclass(entry):
+                    yield from _bounds(entry, f"{key}.{name}.")
         elif f.metadata and value is not None:
             yield from _bound(key, value, **f.metadata)
 
@@ -123,6 +130,8 @@ def _ports(config: Config) -> Iterator[str]:
 def _listeners(config: Config) -> Iterator[tuple[str, str, int]]:
     if config.router.port:
         yield "router.port", "", config.router.port
+    if config.admin.port:
+        yield "admin.port", "", config.admin.port
     remote = config.cluster.kind is Kind.remote
     for a in addresses(config.cluster):
         host = a.host if remote else ""

@@ -186,6 +186,50 @@ class ConversationsConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class TenantConfig:
+    """One tenant. Its keys are in no configuration: see `kvflow.config.keys`."""
+
+    policy: dict[str, Any] = field(default_factory=dict)
+    """As `Config.policy`. Empty: the server's own."""
+    max_turns: int | None = bounded(None, 1)
+    """Turns under way at a time. None: no limit."""
+    max_waiting: int = bounded(16, 0)
+    """Turns that may wait for one of those to end; one more is refused with 429."""
+    max_wait_s: float = bounded(5.0, 0)
+    """How long each of them waits before it is refused."""
+    max_pinned_share: float | None = bounded(None, 0, 1)
+    """Share of each decode node's blocks that what is kept for the tenant may take. None: as its policy says."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AuthConfig:
+    """How it is found out whose a request is."""
+
+    keys_file: str | None = None
+    """File with the tenants' keys. None: `KVFLOW_KEYS_FILE` names it, or `KVFLOW_KEYS` holds what would be in it."""
+    anonymous: bool = False
+    """Without tenants: serve everybody on an address that other machines reach, too."""
+    trusted_proxies: list[str] = field(default_factory=list)
+    """Addresses, or networks such as 10.0.0.0/24, of proxies whose `tenant_header` is believed."""
+    tenant_header: str = "x-kvflow-tenant"
+    """In which such a proxy names the tenant."""
+
+
+@dataclass(kw_only=True, slots=True)
+class AdminConfig:
+    """What changes tenants while they are served. Off unless it has a key."""
+
+    key_file: str | None = None
+    """File with the admin key, or its hash. None: `KVFLOW_ADMIN_KEY` holds it."""
+    port: int | None = bounded(None, 1, 65535)
+    """None: the router's own."""
+    host: str = "127.0.0.1"
+    """Where `port` listens."""
+    public: bool = False
+    """On an address that other machines reach, too."""
+
+
+@dataclass(kw_only=True, slots=True)
 class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -194,6 +238,10 @@ class Config:
     """Open: a `_target_` class and its arguments, part by part. See `conf/policy/balanced.yaml`."""
     router: RouterConfig = field(default_factory=RouterConfig)
     conversations: ConversationsConfig = field(default_factory=ConversationsConfig)
+    tenants: dict[str, TenantConfig] = field(default_factory=dict)
+    """By name. None at all: everybody is one tenant and needs no key."""
+    auth: AuthConfig = field(default_factory=AuthConfig)
+    admin: AdminConfig = field(default_factory=AdminConfig)
 
 
 @dataclass(kw_only=True, slots=True)
