@@ -40,6 +40,10 @@ class Tenants:
             raise RequestError(f"there is no tenant {name!r}; there are {known}", status=404, kind="NotFoundError")
         return self._tenants[name]
 
+    def offer(self, catalogue: Mapping[str, Policy]) -> None:
+        """From now on tenants can be given these policies and no others; what each has at the moment it keeps."""
+        self._catalogue = dict(catalogue)
+
     def swap(self, name: str, policy: str) -> Tenant:
         """From now on the tenant's turns begin with another policy of the catalogue.
 
