@@ -1,5 +1,6 @@
 """Configuration: the typed schema, where its YAML comes from, and what is refused before anything starts."""
 
+from kvflow.config.catalogue import PolicyOption, policy_options
 from kvflow.config.compose import compose, conf_dir, register
 from kvflow.config.load import load
 from kvflow.config.rules import check_servable
@@ -39,6 +40,7 @@ __all__ = [
     "ModelConfig",
     "OnLoadFailure",
     "PlanConfig",
+    "PolicyOption",
     "Pool",
     "RouterConfig",
     "SimulatedConfig",
@@ -47,5 +49,6 @@ __all__ = [
     "compose",
     "conf_dir",
     "load",
+    "policy_options",
     "register",
 ]

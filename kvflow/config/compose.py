@@ -51,11 +51,19 @@ def register() -> None:
     store = ConfigStore.instance()
     store.store(name="schema_serve", node=Config, provider="kvflow")
     store.store(name="schema_plan", node=PlanConfig, provider="kvflow")
+    store.store(name="catalogue", node={}, provider="kvflow")
     Plugins.instance().register(UserDirs)
 
 
-def compose(verb: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """What `kvflow <verb> <overrides>` would compose. Raises `ConfigError`."""
+def compose(verb: str, overrides: Sequence[str] = (), dirs: Sequence[Path] = ()) -> DictConfig:
+    """What `kvflow <verb> <overrides>` would compose, with options from `dirs` too. Raises `ConfigError`."""
     register()
+    if dirs:
+        overrides = [*overrides, f"hydra.searchpath=[{','.join(map(_quoted, dirs))}]"]
     with refusing(), initialize_config_dir(version_base=VERSION_BASE, config_dir=str(conf_dir())):
         return hydra_compose(verb, list(overrides))
+
+
+def _quoted(directory: Path) -> str:
+    text = f"file://{directory}".replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

@@ -24,19 +24,20 @@ def load(cfg: DictConfig) -> Config:
         # Typed anew: keys that were added with + come past the types of a composed configuration.
         plain = OmegaConf.to_container(cfg, resolve=False)
         typed = OmegaConf.merge(OmegaConf.structured(schema), plain)
-        _check_targets(OmegaConf.to_container(typed, resolve=True))
+        check_targets(OmegaConf.to_container(typed, resolve=True))
         config = OmegaConf.to_object(typed)
     assert isinstance(config, Config)
     rules.check(config)
     return config
 
 
-def _check_targets(node: Any) -> None:
+def check_targets(node: Any, key: str = "") -> None:
+    """Raise `ConfigError` for the first class within `node`, which stands under `key`, that is not allowed."""
     allowed = (TARGETS, *(f"{m.strip()}." for m in os.environ.get("KVFLOW_POLICY_MODULES", "").split(",") if m.strip()))
-    for key, target in _targets(node, ""):
+    for place, target in _targets(node, key):
         if not (isinstance(target, str) and target.startswith(allowed)):
             raise ConfigError(
-                f"{key}: {target!r} is not allowed; classes come from {', '.join(a.rstrip('.') for a in allowed)}, "
+                f"{place}: {target!r} is not allowed; classes come from {', '.join(a.rstrip('.') for a in allowed)}, "
                 "and from the modules named in KVFLOW_POLICY_MODULES."
             )
 

@@ -15,6 +15,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
     ValidationError,
 )
+from yaml import Mark, MarkedYAMLError, YAMLError  # type: ignore[import-untyped]
 
 from kvflow.config import engine_args
 from kvflow.errors import ConfigError
@@ -25,7 +26,7 @@ def refusing() -> Iterator[None]:
     """Raise `ConfigError` for whatever Hydra and OmegaConf raise. Some of Hydra's refusals are bare ValueErrors."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException, ValueError) as e:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as e:
         raise ConfigError(sentence(e)) from e
 
 
@@ -37,6 +38,8 @@ def sentence(error: Exception) -> str:
             return f"{error.override}: not an override; write key=value or group=option."
         case ConfigKeyError() | ConfigAttributeError():
             return _unknown_key(error)
+        case MarkedYAMLError(problem=str(problem), problem_mark=Mark() as mark):
+            return f"{mark.name}, line {mark.line + 1}: this is no YAML: {problem}."
         case MissingMandatoryValue():
             return _missing_value(error)
         case InterpolationResolutionError():
