@@ -5,15 +5,24 @@ from dataclasses import replace
 
 from kvflow.errors import ConfigError, RequestError
 from kvflow.policies.policy import Policy
+from kvflow.tenants.identity import Identity
 from kvflow.tenants.tenant import DEFAULT, Tenant
 
 
 class Tenants:
-    """One event loop owns an instance. `catalogue`: the policies that tenants can be given, by name."""
+    """One event loop owns an instance.
 
-    def __init__(self, tenants: Iterable[Tenant], catalogue: Mapping[str, Policy]) -> None:
+    `catalogue`: the policies that tenants can be given, by name. Without `identity` there must be one tenant, and every
+    request is of it.
+    """
+
+    def __init__(
+        self, tenants: Iterable[Tenant], catalogue: Mapping[str, Policy], identity: Identity | None = None
+    ) -> None:
         self._tenants = {t.name: t for t in tenants}
         self._catalogue = dict(catalogue)
+        self._identity = identity
+        assert identity is not None or len(self._tenants) == 1
 
     @classmethod
     def single(cls, policy: Policy, catalogue: Mapping[str, Policy] | None = None) -> "Tenants":
@@ -29,9 +38,28 @@ class Tenants:
     def catalogue(self) -> Mapping[str, Policy]:
         return self._catalogue
 
-    def identify(self, headers: Mapping[str, str], peer: str | None) -> Tenant:  # noqa: ARG002
-        """Who sends a request with these headers from the address `peer`. Raises `RequestError`, 401."""
-        return self._tenants[DEFAULT]
+    @property
+    def identified(self) -> bool:
+        """Whether requests must say whose they are."""
+        return self._identity is not None
+
+    def identify(self, headers: Mapping[str, str], peer: str | None) -> Tenant:
+        """Who sends a request with these headers from the address `peer`.
+
+        Raises `RequestError`: 401 without a key that is known, 403 where a proxy names a tenant that is not.
+        """
+        if self._identity is None:
+            return next(iter(self._tenants.values()))
+        name = self._identity.name(headers, peer)
+        if name not in self._tenants:
+            raise RequestError(f"there is no tenant {name[:64]!r}", status=403, kind="PermissionDeniedError")
+        return self._tenants[name]
+
+    def admit_by(self, identity: Identity) -> None:
+        """From now on requests are told apart by this one. Raises `ConfigError` where all are of one tenant."""
+        if self._identity is None:
+            raise ConfigError("there are no tenants that could have keys.")
+        self._identity = identity
 
     def get(self, name: str) -> Tenant:
         """Raises `RequestError`, 404."""
