@@ -63,10 +63,11 @@ def _played(policy: Policy, case: Case, found: dict[str, str], answers: list[Ans
 def _broken(policy: Policy, answer: Answer, turn: Turn, view: View, case: Case) -> Iterator[tuple[str, str]]:
     if (turn, view) != (case.turn, case.view):
         yield "changes", f"It changes the turn or the view that it is shown, {case.name}."
-    if isinstance(answer, Plan):
+    if not isinstance(answer, _Refused):
         if wrong := fault(answer, case.turn, case.view):
             yield f"plan {wrong.split()[0]}", f"{wrong.rstrip('.')}; {case.name}."
-        elif not policy.reuse.enabled and (answer.retain_s or answer.path is Path.PULL):
+            return
+        if not policy.reuse.enabled and (answer.retain_s or answer.path is Path.PULL):
             yield "off", f"It pulls or keeps something although its reuse is off, {case.name}."
     yield from _explained(policy, answer, turn, view, case)
 
@@ -78,7 +79,7 @@ def _explained(policy: Policy, answer: Answer, turn: Turn, view: View, case: Cas
     except Exception as e:
         yield "explain", f"It cannot be explained, {case.name}: {type(e).__name__} ({_text(e)})."
         return
-    if explanation.plan != (answer if isinstance(answer, Plan) else None):
+    if explanation.plan != (None if isinstance(answer, _Refused) else answer):
         yield "explain", f"What explains it is another plan than it makes, {case.name}."
     elif not explanation.why:
         yield "explain", f"It is explained without a reason, {case.name}."
