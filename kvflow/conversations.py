@@ -99,11 +99,22 @@ class Conversations:
 
         One that has expired or lost its engine is returned only where there is none that could still be used.
         """
-        found = [(key, next(reversed(under))) for key in keys if (under := self._by_key.get(key))]
-        if not found:
+        found = self._find(keys)
+        if found is None:
             return None
-        key, number = next((f for f in found if self._usable(f[1])), found[0])
-        entry = self._remove(number)
+        key, number = found
+        return self._taken(key, self._remove(number))
+
+    def peek(self, keys: Iterable[bytes]) -> Taken | None:
+        """What `take` would return, which stays where it is."""
+        found = self._find(keys)
+        return self._taken(found[0], self._entries[found[1]]) if found else None
+
+    def _find(self, keys: Iterable[bytes]) -> tuple[bytes, int] | None:
+        found = [(key, next(reversed(under))) for key in keys if (under := self._by_key.get(key))]
+        return next((f for f in found if self._usable(f[1])), found[0]) if found else None
+
+    def _taken(self, key: bytes, entry: _Entry) -> Taken:
         return Taken(entry.conversation, entry.tenant, entry.handle, entry.keys, key, entry.whole)
 
     def put_back(self, taken: Taken) -> None:

@@ -54,24 +54,43 @@ async def admit(
     tenant = tenants.identify(request.headers, request.client and request.client.host)
     raw = await read_body(request, max_body_bytes)
     said = parse(raw, request.headers.get("content-type", ""))
+    return understand(
+        said, len(raw), request.headers, endpoint=endpoint, tenant=tenant, bindings=bindings, arrived=arrived
+    )
+
+
+def understand(
+    said: dict[str, Any],
+    length: int,
+    headers: Mapping[str, str],
+    *,
+    endpoint: Endpoint,
+    tenant: Tenant,
+    bindings: Bindings,
+    arrived: float = 0.0,
+) -> Admitted:
+    """What a tenant's request means, without touching anything. `length` is that of its body, in bytes.
+
+    Raises `RequestError`.
+    """
     asked = clean(said)
     # vLLM would make up such an id itself, but then only reading the answer would tell it.
     named = endpoint.stores and endpoint.messages and endpoint.messages(asked)
     body = {"request_id": f"resp_{secrets.token_hex(8)}", **asked} if named else asked
     scope = Scope(tenant.name, str(body.get("model") or ""), str(body.get("cache_salt") or ""))
-    keys = find_keys(endpoint, {**said, **body}, request.headers, scope, len(raw))
+    keys = find_keys(endpoint, {**said, **body}, headers, scope, length)
     turn = Turn(
         tenant=scope.tenant,
         model=scope.model,
-        prompt_tokens=len(raw) // BYTES_PER_TOKEN + 1,
+        prompt_tokens=length // BYTES_PER_TOKEN + 1,
         splittable=endpoint.splittable(body),
-        max_retain_s=_max_retain_s(request.headers.get(RETAIN_HEADER)),
+        max_retain_s=_max_retain_s(headers.get(RETAIN_HEADER)),
     )
     return Admitted(
         endpoint=endpoint,
         asked=asked,
         body=body,
-        headers=forwarded(request.headers),
+        headers=forwarded(headers),
         scope=scope,
         keys=keys,
         turn=_bound(turn, body.get("previous_response_id"), bindings) if endpoint.stores else turn,
