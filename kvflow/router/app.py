@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,13 +20,16 @@ import kvflow
 from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
+from kvflow.router.admin import Admin, Control
 from kvflow.router.admit import admit
 from kvflow.router.answer import Reply
 from kvflow.router.bindings import Bindings
 from kvflow.router.bodies import read_body
 from kvflow.router.browsers import ForBrowsers
+from kvflow.router.changes import Changes
 from kvflow.router.dispatch import Dispatcher
 from kvflow.router.endpoints import ENDPOINTS, Endpoint
+from kvflow.router.explaining import Explainer
 from kvflow.router.fleet import Fleet
 from kvflow.router.metrics import CONTENT_TYPE, Metrics
 from kvflow.router.passing import READ_BY_ANY, STORED, Passing
@@ -54,7 +58,10 @@ class Settings:
 
 
 class Router:
-    """The parts of one running router, and the ASGI application over them (`app`)."""
+    """The parts of one running router, and the ASGI application over them (`app`).
+
+    `admin_app` is the one for the admin surface, where that is to have an address of its own.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class Router:
         tenants: Tenants,
         settings: Settings | None = None,
         *,
+        control: Control | None = None,
         around: Callable[["Router"], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -84,16 +92,36 @@ class Router:
         )
         self.passing = Passing(fleet=self.fleet, upstream=self.upstream, bindings=self.bindings)
         self._around = around
-        self.app = Starlette(
-            routes=self._routes(),
+        control = control or Control.of(tenants)
+        self.changes = Changes(tenants, control.catalogue, self.fleet.view, control.read)
+        admin = self._admin(control)
+        own = admin.routes() if admin else []
+        self.admin_app = self._application(own) if control.apart else None
+        self.app = self._application(
+            [*self._routes(), *([] if control.apart else own)],
             middleware=[Middleware(ForBrowsers)],
-            exception_handlers={HTTPException: not_routed, RequestError: _refused, Exception: _broken},
             lifespan=self._lifespan,
         )
 
     def identify(self, request: Request) -> Tenant:
         """Raises `RequestError`, 401."""
         return self.tenants.identify(request.headers, request.client and request.client.host)
+
+    def _admin(self, control: Control) -> Admin | None:
+        if control.key is None:
+            return None
+        explainer = Explainer(
+            fleet=self.fleet,
+            conversations=self.conversations,
+            bindings=self.bindings,
+            planning=self.dispatcher.planning,
+        )
+        return Admin(control.key, self.changes, explainer, self.settings.max_body_bytes)
+
+    @staticmethod
+    def _application(routes: list[Route], **more: Any) -> Starlette:
+        handlers = {HTTPException: not_routed, RequestError: _refused, Exception: _broken}
+        return Starlette(routes=routes, exception_handlers=handlers, **more)
 
     def _epoch_ended(self, epoch: str) -> None:
         self.conversations.drop_epoch(epoch)

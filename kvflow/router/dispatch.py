@@ -64,7 +64,7 @@ class Dispatcher:
         self._releases = releases
         self._bindings = bindings
         self._keeping = Keeping(fleet, conversations, metrics, releases)
-        self._planning = Planning(fleet, metrics)
+        self.planning = Planning(fleet, metrics)
         self._open: defaultdict[bytes, set[TurnUnderWay]] = defaultdict(set)
         """Turns under way, by their conversation and by that whose handle they have."""
 
@@ -124,7 +124,7 @@ class Dispatcher:
 
     def _plan(self, turn: TurnUnderWay, broken: str = "") -> Attempt:
         a, claim = turn.admitted, turn.claim
-        planned = self._planning.plan(a, claim.taken, claim.handle, broken)
+        planned = self.planning.plan(a, claim.taken, claim.handle, broken)
         claim.spent = planned.plan.reason in _SPENT
         return Attempt(
             turn=turn,
@@ -161,7 +161,7 @@ class Dispatcher:
         if not prefilled.refused:
             self._fleet.prefilled(leg.timed, handle.node if handle else None, a.turn.prompt_tokens, prefilled.report)
         if prefilled.report is not None:
-            self._planning.counted(a, prefilled.report.prompt_tokens)
+            self.planning.counted(a, prefilled.report.prompt_tokens)
             self._metrics.prefilled(node, prefilled.report)
             self._keeping.report_blocks(node, prefilled.report.blocks)
         return prefilled
