@@ -100,12 +100,12 @@ class Cluster:
     async def chat(self, messages: Sequence[Message], headers: dict[str, str] | None = None, **body: Any) -> Reply:
         return await self.post("/v1/chat/completions", {"messages": list(messages), **body}, headers)
 
-    async def delete(self, path: str) -> Reply:
-        async with self.session.delete(yarl.URL(self.url + path, encoded=True)) as response:
+    async def delete(self, path: str, headers: dict[str, str] | None = None) -> Reply:
+        async with self.session.delete(yarl.URL(self.url + path, encoded=True), headers=headers) as response:
             return await _reply(response)
 
-    async def get(self, path: str) -> Reply:
-        async with self.session.get(self.url + path) as response:
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> Reply:
+        async with self.session.get(self.url + path, headers=headers) as response:
             return await _reply(response)
 
     async def right(self, messages: Sequence[Message], **body: Any) -> str:

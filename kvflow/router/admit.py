@@ -15,6 +15,7 @@ from kvflow.router.bindings import Bindings, binding
 from kvflow.router.bodies import parse, read_body
 from kvflow.router.endpoints import Endpoint
 from kvflow.router.find import BYTES_PER_TOKEN, Keys, Scope, find_keys
+from kvflow.router.isolation import confined, confined_headers, no_such_response
 from kvflow.router.legs import clean
 from kvflow.tenants import Tenant, Tenants
 from kvflow.types import Turn
@@ -73,7 +74,7 @@ def understand(
 
     Raises `RequestError`.
     """
-    asked = clean(said)
+    asked = confined(clean(said), endpoint, tenant)
     # vLLM would make up such an id itself, but then only reading the answer would tell it.
     named = endpoint.stores and endpoint.messages and endpoint.messages(asked)
     body = {"request_id": f"resp_{secrets.token_hex(8)}", **asked} if named else asked
@@ -90,10 +91,10 @@ def understand(
         endpoint=endpoint,
         asked=asked,
         body=body,
-        headers=forwarded(headers),
+        headers=confined_headers(forwarded(headers), tenant),
         scope=scope,
         keys=keys,
-        turn=_bound(turn, body.get("previous_response_id"), bindings) if endpoint.stores else turn,
+        turn=_bound(turn, body.get("previous_response_id"), bindings, tenant) if endpoint.stores else turn,
         tenant=tenant,
         binding=_binding(endpoint, body, scope),
         arrived=arrived,
@@ -106,11 +107,16 @@ def _binding(endpoint: Endpoint, body: Mapping[str, Any], scope: Scope) -> bytes
     return binding(scope.tenant, str(own)) if stored else None
 
 
-def _bound(turn: Turn, follows: object, bindings: Bindings) -> Turn:
-    """Whoever stored the answer that is followed answers alone; anybody else will say that it is not there."""
+def _bound(turn: Turn, follows: object, bindings: Bindings, tenant: Tenant) -> Turn:
+    """Whoever stored the answer that is followed answers alone; anybody else will say that it is not there.
+
+    An engine that is asked for an answer of another tenant's might have it.
+    """
     if follows is None:
         return turn
     node = bindings.node(binding(turn.tenant, follows)) if isinstance(follows, str) else None
+    if node is None and tenant.isolated:
+        raise no_such_response(str(follows))
     return replace(turn, bound_to=node, splittable=turn.splittable and node is not None)
 
 

@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from kvflow.connector.wire import KEY
 from kvflow.errors import KvflowError, RequestError
-from kvflow.router.shapes import OPENAI, Shape
+from kvflow.router.shapes import OPENAI, Shape, headers_of
 from kvflow.types import Path, Reason
 
 _LEAKS = re.compile(rb"kv_transfer_params|\bremote_(?:host|port|engine_id|request_id|block_ids)\b")
@@ -58,9 +58,7 @@ class Reply:
             await self.send(self._shape.event(error))
             await self.end()
             return
-        retry = getattr(error, "retry_after", None)
-        extra = [("retry-after", str(retry))] if retry is not None else []
-        await self.whole(error.status, self._shape.body(error), [*headers, *extra])
+        await self.whole(error.status, self._shape.body(error), [*headers, *headers_of(error)])
 
     async def refusal(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         """An engine's own answer to a request that it refuses, unless that speaks of what is between the nodes."""

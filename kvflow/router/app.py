@@ -34,7 +34,7 @@ from kvflow.router.fleet import Fleet
 from kvflow.router.metrics import CONTENT_TYPE, Metrics
 from kvflow.router.passing import READ_BY_ANY, STORED, Passing
 from kvflow.router.releases import Releases
-from kvflow.router.shapes import OPENAI, shape_at
+from kvflow.router.shapes import OPENAI, headers_of, shape_at
 from kvflow.router.unrouted import not_routed
 from kvflow.router.upstream import EngineError, Upstream
 from kvflow.tenants import Tenant, Tenants
@@ -156,8 +156,9 @@ class Router:
                     await watching
                 await self.releases.drain()
 
-    async def _models(self, _: Request) -> Response:
+    async def _models(self, request: Request) -> Response:
         """The engines' own answer; both pools serve the same models."""
+        self.identify(request)
         for node in (*self.fleet.view().decode, *self.fleet.view().prefill):
             if node.ready:
                 with suppress(EngineError):
@@ -259,8 +260,7 @@ async def _client_leaves(receive: Receive) -> None:
 
 async def _refused(_: Request, e: Exception) -> Response:
     assert isinstance(e, RequestError)
-    headers = {"retry-after": str(e.retry_after)} if e.retry_after is not None else None
-    return Response(OPENAI.body(e), e.status, headers, media_type="application/json")
+    return Response(OPENAI.body(e), e.status, dict(headers_of(e)), media_type="application/json")
 
 
 async def _broken(_: Request, e: Exception) -> Response:  # noqa: ARG001 - the server logs what is raised again

@@ -12,6 +12,7 @@ from kvflow.router.admit import forwarded
 from kvflow.router.answer import Reply, blank
 from kvflow.router.bindings import Bindings, binding
 from kvflow.router.fleet import Fleet
+from kvflow.router.isolation import confined_headers, no_such_response
 from kvflow.router.legs import clean
 from kvflow.router.shapes import MALFORMED, UnreadableError
 from kvflow.router.stream import EventFilter
@@ -38,7 +39,7 @@ class Passing:
         Raises `RequestError` (`NoNodeError` among them) and `EngineError`.
         """
         data = _cleaned(data)
-        headers = dict(forwarded(request.headers))
+        headers = confined_headers(forwarded(request.headers), tenant)
         if (content_type := request.headers.get("content-type")) is not None:
             headers["content-type"] = content_type
         first, *others = self._nodes(request.path_params.get("response_id"), tenant)
@@ -54,6 +55,8 @@ class Passing:
         """Whom to ask, best first."""
         view = self.fleet.view()
         bound = None if response is None else self.bindings.node(binding(tenant.name, response))
+        if response is not None and bound is None and tenant.isolated:
+            raise no_such_response(response)
         nodes = _idlest(view) if response is None else [n for n in _idlest(view) if n.role is Role.DECODE]
         if bound is not None:
             nodes = [n for n in nodes if n.name == bound] or nodes

@@ -16,6 +16,14 @@ class UnreadableError(RequestError):
     """A body that vLLM's web framework refuses before vLLM's own words."""
 
 
+_ANTHROPIC_KINDS = {
+    "AuthenticationError": "authentication_error",
+    "PermissionDeniedError": "permission_error",
+    "RateLimitError": "rate_limit_error",
+}
+"""What Anthropic's API calls refusals of ours; those of engines keep vLLM's names there, as with vLLM."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     body: Callable[[KvflowError], bytes]
@@ -39,7 +47,14 @@ def _openai(error: KvflowError) -> dict[str, Any]:
 def _anthropic(error: KvflowError) -> dict[str, Any]:
     if error.kind == MALFORMED:
         return _openai(error)
-    return {"type": "error", "error": {"type": error.kind, "message": str(error)}}
+    return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(error.kind, error.kind), "message": str(error)}}
+
+
+def headers_of(error: KvflowError) -> list[tuple[str, str]]:
+    """What an error's response says besides its body."""
+    out = [("www-authenticate", "Bearer")] if error.status == 401 else []
+    retry = error.retry_after if isinstance(error, RequestError) else None
+    return out if retry is None else [*out, ("retry-after", str(retry))]
 
 
 def _packed(body: dict[str, Any]) -> bytes:
