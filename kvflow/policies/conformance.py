@@ -34,6 +34,8 @@ def faults(policy: Policy, *, seed: int = 0) -> list[str]:
 
     Another `seed` makes other turns and views.
     """
+    if not isinstance(policy, Policy):
+        return [f"It is a {type(policy).__name__}, not a Policy."]
     found: dict[str, str] = {}
     answers: list[Answer] = []
     played = [case for case in cases(seed) if not _played(policy, case, found, answers)]

@@ -153,7 +153,9 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     rated = tuple(n for n in pool if n.name not in left_out)
     found = _rated(route, rated, turn, view, picked) if rated else {}
-    return tuple(found.get(n.name) or Candidate(node=n.name, left_out_by=left_out[n.name]) for n in pool)
+    return tuple(
+        found.get(n.name) or Candidate(node=n.name, left_out_by=left_out[n.name], picked=n.name == picked) for n in pool
+    )
 
 
 def _rated(route: Route, nodes: Nodes, turn: Turn, view: View, picked: str | None) -> dict[str, Candidate]:
@@ -178,6 +180,10 @@ def _ways(policy: "Policy", turn: Turn, view: View, plan: Plan | None) -> tuple[
         else:
             why = why_none or _impossible(path, options, policy, turn, view)
             ways.append(Way(path=path, impossible=why))
+    if plan is not None and not any(w.chosen for w in ways):
+        # A policy with a `plan` of its own may go another way than its parts would.
+        own = Way(path=plan.path, chosen=True, prefill=plan.prefill, decode=plan.decode)
+        ways = [own if w.path is plan.path else w for w in ways]
     return tuple(ways)
 
 

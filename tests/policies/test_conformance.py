@@ -71,6 +71,10 @@ def test_nothing_is_kept_where_reuse_is_off() -> None:
     assert any(f.startswith("It pulls or keeps something although its reuse is off, ") for f in faults(keeps))
 
 
+def test_a_part_is_no_policy() -> None:
+    assert faults(policy().reuse) == ["It is a Threshold, not a Policy."]  # type: ignore[arg-type]
+
+
 def test_each_rule_is_reported_once() -> None:
     assert len(faults(with_fields(max_pinned_share=2))) == 1
 

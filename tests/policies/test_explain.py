@@ -11,6 +11,7 @@ from kvflow.policies.cases import cases
 from kvflow.policies.explain import Candidate, Way
 from kvflow.types import Cost, Path, Plan, Reason, Turn, View
 from tests.cluster import shipped_policy
+from tests.policies.broken import broken
 from tests.policies.build import decode, handle, policy, prefill, turn, view
 
 TWO = view(prefill(), prefill("prefill-1", in_flight=1), decode(), decode("decode-1"))
@@ -178,6 +179,14 @@ def test_json_has_reasons_as_words_and_no_infinite_number() -> None:
     assert shown["plan"]["reason"] == Reason.NO_HANDLE.value
     odd = Explanation(policy="p", plan=None, why="w", decode=(Candidate(node="n", sum=float("inf")),))
     assert odd.to_json()["decode"][0]["sum"] is None
+
+
+def test_a_policy_with_a_plan_of_its_own_is_shown_as_it_plans() -> None:
+    alone = broken(lambda plan, _turn, _view: replace(plan, path=Path.DIRECT, prefill=None, decode="decode-1"))
+    explanation = alone.explain(turn(), TWO)
+    assert [(w.path, w.decode) for w in explanation.ways if w.chosen] == [(Path.DIRECT, "decode-1")]
+    assert [c.node for c in explanation.decode if c.picked] == ["decode-1"]
+    assert not any(c.picked for c in explanation.prefill)
 
 
 def test_explaining_takes_nothing_into_account_that_planning_does_not() -> None:
