@@ -20,6 +20,7 @@ from kvflow.nodes.simulated.language import render, tokenize
 from kvflow.policies import Policy
 from kvflow.router import Router
 from kvflow.router import Settings as RouterSettings
+from kvflow.router.admin import Control
 from kvflow.tenants import Tenants
 from kvflow.types import Role
 from tests.net import free_ports
@@ -139,6 +140,7 @@ async def cluster(
     settings: Callable[[Role], Settings] = lambda _: Settings(block_size=BLOCK, prefix_caching=False),
     clock: Clock | None = None,
     router_settings: RouterSettings | None = None,
+    control: Control | None = None,
 ) -> AsyncIterator[Cluster]:
     """Prefix caching is off unless asked for, so that what is reused was pulled. `tenants` in place of one policy."""
     clock = clock or RealClock()
@@ -150,7 +152,7 @@ async def cluster(
     reference = SimulatedNode(reference_spec, settings(Role.DECODE), Fabric())
     chosen = policy if isinstance(policy, Policy) else shipped_policy(policy)
     slow_probes = router_settings or RouterSettings(probe_interval_s=3600)
-    router = Router(specs, tenants or Tenants.single(chosen), slow_probes, clock=clock.now)
+    router = Router(specs, tenants or Tenants.single(chosen), slow_probes, control=control, clock=clock.now)
     async with AsyncExitStack() as stack:
         for node in (*nodes.values(), reference):
             await node.start()

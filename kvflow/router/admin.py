@@ -16,7 +16,7 @@ from kvflow.errors import ConfigError, KvflowError, RequestError
 from kvflow.router.bodies import parse, read_body
 from kvflow.router.changes import Changes, Fresh
 from kvflow.router.explaining import Explainer, Question, endpoint
-from kvflow.router.shapes import OPENAI
+from kvflow.router.shapes import OPENAI, headers_of
 from kvflow.tenants import Tenant, Tenants
 from kvflow.tenants.catalogue import Catalogue
 from kvflow.tenants.identity import Unauthorized, bearer
@@ -80,6 +80,17 @@ class Control:
 _Handler = Callable[[Request, By], Awaitable[Response]]
 
 
+def authorise(key: AdminKey | None, headers: Mapping[str, str]) -> None:
+    """Raises `Unauthorized` unless the headers carry the admin key."""
+    given = bearer(headers)
+    if key is None:
+        raise Unauthorized("only the admin key opens this, and kvflow was started without one")
+    if given is None:
+        raise Unauthorized("no admin key was given; send it as 'Authorization: Bearer KEY'")
+    if not key.fits(given):
+        raise Unauthorized("this is not the admin key")
+
+
 class Admin:
     def __init__(self, key: AdminKey, changes: Changes, explainer: Explainer, max_body_bytes: int) -> None:
         self._key = key
@@ -100,12 +111,11 @@ class Admin:
 
     def _authorise(self, request: Request) -> By:
         peer = request.client.host if request.client else "an unknown address"
-        key = bearer(request.headers)
-        if key is None:
-            raise Unauthorized("no admin key was given; send it as 'Authorization: Bearer KEY'")
-        if not self._key.fits(key):
+        try:
+            authorise(self._key, request.headers)
+        except Unauthorized:
             log.warning("%s was refused: it has not the admin key", peer)
-            raise Unauthorized("this is not the admin key")
+            raise
         return By(self._key.name, peer)
 
     async def _tenants(self, _: Request, __: By) -> Response:
@@ -175,7 +185,7 @@ class _Resource:
         except ClientDisconnect:
             return
         except KvflowError as e:
-            response = Response(OPENAI.body(e), e.status, media_type="application/json")
+            response = Response(OPENAI.body(e), e.status, dict(headers_of(e)), media_type="application/json")
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ import kvflow
 from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
-from kvflow.router.admin import Admin, Control
+from kvflow.router.admin import Admin, Control, authorise
 from kvflow.router.admit import admit
 from kvflow.router.answer import Reply
 from kvflow.router.bindings import Bindings
@@ -93,6 +93,7 @@ class Router:
         self.passing = Passing(fleet=self.fleet, upstream=self.upstream, bindings=self.bindings)
         self._around = around
         control = control or Control.of(tenants)
+        self._admin_key = control.key
         self.changes = Changes(tenants, control.catalogue, self.fleet.view, control.read)
         admin = self._admin(control)
         own = admin.routes() if admin else []
@@ -185,7 +186,10 @@ class Router:
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": kvflow.__version__})
 
-    async def _metrics_page(self, _: Request) -> Response:
+    async def _metrics_page(self, request: Request) -> Response:
+        """Where there are tenants, it shows all of them what each does, so none of them may see it."""
+        if self.tenants.identified:
+            authorise(self._admin_key, request.headers)
         return Response(self.metrics.render(self.fleet, self.conversations), media_type=CONTENT_TYPE)
 
 

@@ -74,7 +74,7 @@ class Dispatcher:
         Raises `NoNodeError`, or `EngineError` if the second try breaks as well.
         """
         if not admitted.keys.lookup:
-            self._metrics.unkeyed()
+            self._metrics.unkeyed(admitted.scope.tenant)
         with self._under_way(admitted) as turn:
             try:
                 await self._serve(turn, reply)
@@ -162,7 +162,7 @@ class Dispatcher:
             self._fleet.prefilled(leg.timed, handle.node if handle else None, a.turn.prompt_tokens, prefilled.report)
         if prefilled.report is not None:
             self.planning.counted(a, prefilled.report.prompt_tokens)
-            self._metrics.prefilled(node, prefilled.report)
+            self._metrics.prefilled(a.scope.tenant, node, prefilled.report)
             self._keeping.report_blocks(node, prefilled.report.blocks)
         return prefilled
 
@@ -212,7 +212,7 @@ class Dispatcher:
             await self._stream(attempt, prefilled, leg, path, headers, reply)
         else:
             await self._whole(attempt, prefilled, leg, headers, reply)
-        self._metrics.turn(path, reason)
+        self._metrics.turn(attempt.admitted.scope.tenant, path, reason)
 
     async def _stream(
         self, attempt: Attempt, prefilled: Prefilled, leg: Leg, path: Path, headers: Headers, reply: Reply
@@ -227,7 +227,8 @@ class Dispatcher:
             if not out:
                 continue
             if not reply.started:
-                self._metrics.first_token(path, time.perf_counter() - attempt.admitted.arrived)
+                a = attempt.admitted
+                self._metrics.first_token(a.scope.tenant, path, time.perf_counter() - a.arrived)
                 await reply.start(answer.status, answer.content_type, headers)
             await reply.send(out)
         if not reply.started:

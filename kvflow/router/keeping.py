@@ -16,7 +16,7 @@ from kvflow.router.outcomes import Prefilled
 from kvflow.router.releases import Releases, rank
 from kvflow.router.room import Need, Room
 from kvflow.router.turn import Attempt
-from kvflow.types import NodeState, Path, Plan
+from kvflow.types import NodeState, Path
 
 log = logging.getLogger("kvflow.router")
 
@@ -50,7 +50,7 @@ class Keeping:
             if report is None:
                 return
             self._fleet.decoded(timed, attempt.plan.prefill, report)
-            self._reported(attempt.plan, report, prefilled)
+            self._reported(attempt, report, prefilled)
             if not report.retained:
                 return
             handle = outcomes.handle(node, params, report, self._fleet.now())
@@ -74,9 +74,10 @@ class Keeping:
         else:
             self.room.reported(node)
 
-    def _reported(self, plan: Plan, report: DecodeReport, prefilled: Prefilled) -> None:
+    def _reported(self, attempt: Attempt, report: DecodeReport, prefilled: Prefilled) -> None:
         """What the end of a turn says about the node and about answers."""
-        self._metrics.decoded(plan.decode, report)
+        plan = attempt.plan
+        self._metrics.decoded(attempt.admitted.scope.tenant, plan.decode, report)
         self.report_blocks(plan.decode, report.blocks)
         if prefilled.report is None:
             return

@@ -17,15 +17,18 @@ class Metrics:
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry()
         self._turns = Counter(
-            "kvflow_turns", "Turns answered, by path taken and why not more", ["path", "reason"], registry=r
+            "kvflow_turns", "Turns answered, by path taken and why not more", ["tenant", "path", "reason"], registry=r
         )
         self._tokens = Counter(
-            "kvflow_prompt_tokens", "Prompt tokens of prefill legs, by where they came from", ["source"], registry=r
+            "kvflow_prompt_tokens",
+            "Prompt tokens of prefill legs, by where they came from",
+            ["tenant", "source"],
+            registry=r,
         )
         self._ttft = Histogram(
             "kvflow_time_to_first_token_seconds",
             "From the arrival of a request to the first byte of its streamed answer",
-            ["path"],
+            ["tenant", "path"],
             buckets=_TTFT_BUCKETS,
             registry=r,
         )
@@ -36,8 +39,12 @@ class Metrics:
         self._policy_errors = Counter(
             "kvflow_policy_errors", "Turns whose policy failed, and which went cold", ["policy"], registry=r
         )
-        self._unkeyed = Counter("kvflow_unkeyed_turns", "Turns that no conversation could be derived for", registry=r)
-        self._kept = Counter("kvflow_turns_kept", "What became of the KV at the end of turns", ["outcome"], registry=r)
+        self._unkeyed = Counter(
+            "kvflow_unkeyed_turns", "Turns that no conversation could be derived for", ["tenant"], registry=r
+        )
+        self._kept = Counter(
+            "kvflow_turns_kept", "What became of the KV at the end of turns", ["tenant", "outcome"], registry=r
+        )
         self._released = Counter(
             "kvflow_handles_released", "Handles given back before their time, by why", ["why"], registry=r
         )
@@ -56,19 +63,19 @@ class Metrics:
             registry=r,
         )
 
-    def turn(self, path: Path, reason: Reason | None) -> None:
-        self._turns.labels(path, reason or "").inc()
+    def turn(self, tenant: str, path: Path, reason: Reason | None) -> None:
+        self._turns.labels(tenant, path, reason or "").inc()
 
-    def prefilled(self, node: str, report: PrefillReport) -> None:
+    def prefilled(self, tenant: str, node: str, report: PrefillReport) -> None:
         computed = report.prompt_tokens - report.local_tokens - report.pulled_tokens
-        self._tokens.labels("pulled").inc(report.pulled_tokens)
-        self._tokens.labels("local").inc(report.local_tokens)
-        self._tokens.labels("computed").inc(max(0, computed))
+        self._tokens.labels(tenant, "pulled").inc(report.pulled_tokens)
+        self._tokens.labels(tenant, "local").inc(report.local_tokens)
+        self._tokens.labels(tenant, "computed").inc(max(0, computed))
         if report.reason == Reason.TRANSFER_FAILED:
             self._fallbacks.labels(node).inc()
 
-    def decoded(self, node: str, report: DecodeReport) -> None:
-        self._kept.labels("kept" if report.retained else report.refused or "not-kept").inc()
+    def decoded(self, tenant: str, node: str, report: DecodeReport) -> None:
+        self._kept.labels(tenant, "kept" if report.retained else report.refused or "not-kept").inc()
         if report.load_failed:
             self._fallbacks.labels(node).inc()
 
@@ -76,8 +83,8 @@ class Metrics:
         """`pressure`, `superseded`, `closed`, `expired`, `unused` or `forgotten`."""
         self._released.labels(why).inc(count)
 
-    def first_token(self, path: Path, seconds: float) -> None:
-        self._ttft.labels(path).observe(seconds)
+    def first_token(self, tenant: str, path: Path, seconds: float) -> None:
+        self._ttft.labels(tenant, path).observe(seconds)
 
     def leg_failed(self, node: str) -> None:
         self._failures.labels(node).inc()
@@ -85,8 +92,8 @@ class Metrics:
     def policy_failed(self, policy: str) -> None:
         self._policy_errors.labels(policy).inc()
 
-    def unkeyed(self) -> None:
-        self._unkeyed.inc()
+    def unkeyed(self, tenant: str) -> None:
+        self._unkeyed.labels(tenant).inc()
 
     def render(self, fleet: Fleet, conversations: Conversations) -> bytes:
         """The page, with the gauges set to this moment."""

@@ -49,7 +49,7 @@ def test_forty_conversations_in_a_pool_for_twenty_all_get_their_answer(caching: 
     for i in range(40):
         assert ask(caching, chat_of(i), max_tokens=4).text
     page = get(f"{caching.url}/metrics")[1].decode()
-    assert 'kvflow_turns_kept_total{outcome="kept"}' in page
+    assert 'kvflow_turns_kept_total{outcome="kept",tenant="default"}' in page
     given_up = re.search(r'^kvflow_handles_released_total{why="pressure"} (\S+)$', page, re.MULTILINE)
     assert given_up
     assert float(given_up[1]) >= 10

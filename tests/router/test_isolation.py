@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvflow.nodes.simulated import Settings
+from kvflow.router.admin import AdminKey, Control
 from kvflow.tenants import Identity, Keys, Tenant, Tenants
 from kvflow.tenants.keys import hash_of
 from kvflow.types import Role
@@ -204,3 +206,22 @@ async def test_without_tenants_bodies_reach_engines_as_they_are() -> None:
         assert received
         assert all("cache_salt" not in r.body and r.body["priority"] == 3 for r in received)
         assert all(r.headers["x-vllm-priority"] == "3" for r in received)
+
+
+async def test_counters_are_per_tenant_and_no_tenant_sees_them() -> None:
+    tenants = two()
+    control = replace(Control.of(tenants), key=AdminKey.parse("the-admin-key", "here"))
+    async with cluster(tenants=tenants, control=control) as c:
+        for opening, headers in (("one", ACME), ("two", GLOBEX), ("three", GLOBEX)):
+            await c.chat(say(opening), headers)
+        for headers in ({}, ACME, {"authorization": "Bearer wrong"}):
+            refused = await c.get("/metrics", headers)
+            assert (refused.status, b"kvflow_turns" in refused.raw) == (401, False)
+        page = (await c.get("/metrics", {"authorization": "Bearer the-admin-key"})).raw.decode()
+        for tenant, count in (("acme", 1), ("globex", 2)):
+            assert f'kvflow_turns_total{{path="cold",reason="no-handle",tenant="{tenant}"}} {count}.0' in page
+
+
+async def test_without_an_admin_key_nobody_sees_the_counters_of_all() -> None:
+    async with shared() as c:
+        assert (await c.get("/metrics", ACME)).status == 401

@@ -41,7 +41,7 @@ async def test_a_new_conversation_takes_the_room_of_the_oldest() -> None:
         replies = [await turn(c, chat) for chat in chats]
         assert c.nodes["decode-0"].engine.occupancy().pinned <= 80
         page = (await c.get("/metrics")).raw.decode()
-        assert 'kvflow_turns_kept_total{outcome="kept"} 8.0' in page
+        assert 'kvflow_turns_kept_total{outcome="kept",tenant="default"} 8.0' in page
         assert 'outcome="share"' not in page
         # The newest first: each one that is kept again would push out one that is to be looked at.
         again = [await turn(c, goes_on(chats[i], replies[i]), {"x-kvflow-retain": "no"}) for i in range(7, -1, -1)]
@@ -271,7 +271,7 @@ async def test_what_has_expired_makes_no_room() -> None:
         for i in range(6):
             await c.chat(say(text(300, f"new{i}")))
         page = (await c.get("/metrics")).raw.decode()
-        assert 'kvflow_turns_kept_total{outcome="kept"} 10.0' in page
+        assert 'kvflow_turns_kept_total{outcome="kept",tenant="default"} 10.0' in page
         late = await c.chat([*say(text(300, "old0")), {"role": "assistant", "content": "?"}, user("go on")])
         assert late.reason == "expired"
 

@@ -315,11 +315,11 @@ async def test_metrics_tell_turns_tokens_and_pins() -> None:
         await c.post("/v1/completions", {"prompt": "short"})
         page = (await c.get("/metrics")).raw.decode()
         for line in (
-            'kvflow_turns_total{path="cold",reason="no-handle"} 2.0',
-            'kvflow_turns_total{path="pull",reason=""} 1.0',
-            f'kvflow_prompt_tokens_total{{source="pulled"}} {reply.pulled}.0',
-            'kvflow_time_to_first_token_seconds_count{path="pull"} 1.0',
-            "kvflow_unkeyed_turns_total 1.0",
+            'kvflow_turns_total{path="cold",reason="no-handle",tenant="default"} 2.0',
+            'kvflow_turns_total{path="pull",reason="",tenant="default"} 1.0',
+            f'kvflow_prompt_tokens_total{{source="pulled",tenant="default"}} {reply.pulled}.0',
+            'kvflow_time_to_first_token_seconds_count{path="pull",tenant="default"} 1.0',
+            'kvflow_unkeyed_turns_total{tenant="default"} 1.0',
             "kvflow_handles 1.0",
             'kvflow_node_ready{node="decode-0"} 1.0',
         ):
