@@ -1,6 +1,7 @@
-"""From a configuration to what it makes: nodes of two pools, and a policy. Building starts and fetches nothing."""
+"""From a configuration to what it makes: two pools of nodes, tenants, policies. Building starts and fetches nothing."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from kvflow import embedded
-from kvflow.config import EMBEDDED, Config, Kind, RouterConfig
+from kvflow.config import EMBEDDED, Config, Kind, RouterConfig, TenantConfig, keys, policy_options
 from kvflow.config.addresses import addresses, pool_of
 from kvflow.errors import ConfigError
 from kvflow.launchers.machine import Machine, this_machine
@@ -19,7 +20,10 @@ from kvflow.nodes.command import command, environment
 from kvflow.placement import engines
 from kvflow.policies import Policy
 from kvflow.router import Settings
-from kvflow.tenants import Tenants
+from kvflow.router.admin import AdminKey, Control
+from kvflow.router.changes import Fresh
+from kvflow.tenants import Identity, Keys, Limits, Tenant, Tenants
+from kvflow.tenants.catalogue import Catalogue
 from kvflow.types import Role
 
 
@@ -31,6 +35,11 @@ class Graph:
     prefill: tuple[NodeSpec, ...]
     decode: tuple[NodeSpec, ...]
     policy: Policy
+    """Of everybody, and of tenants that have none of their own."""
+    tenants: tuple[Tenant, ...] = ()
+    """As they begin. None: everybody is one tenant."""
+    dirs: tuple[Path, ...] = ()
+    """Where options come from besides the shipped ones and those of `$KVFLOW_CONFIG_PATH`."""
 
     @property
     def specs(self) -> tuple[NodeSpec, ...]:
@@ -57,9 +66,28 @@ class Graph:
             max_conversation_bytes=int(conversations.max_mb * 1e6),
         )
 
-    @property
-    def tenants(self) -> Tenants:
-        return Tenants.single(self.policy)
+    def open(self) -> tuple[Tenants, Control]:
+        """Who is served, and who may change that: keys are read, and all policies composed. Raises `ConfigError`."""
+        fresh = self.read()
+        key, source = keys.admin_line(self.config), keys.admin_source(self.config)
+        control = Control(
+            catalogue=fresh.catalogue,
+            read=self.read,
+            key=AdminKey.parse(key, source) if key else None,
+            apart=self.config.admin.port is not None,
+        )
+        if fresh.identity is None:
+            return Tenants.single(self.policy, fresh.catalogue.policies), control
+        return Tenants(self.tenants, fresh.catalogue.policies, fresh.identity), control
+
+    def read(self) -> Fresh:
+        """Keys and policies as files and the environment have them now. Raises `ConfigError`."""
+        catalogue = _catalogue(self.config, self.dirs)
+        if not self.tenants:
+            return Fresh(catalogue=catalogue)
+        auth, text = self.config.auth, keys.tenants_text(self.config)
+        known = Keys.parse(text, self.config.tenants, keys.tenants_source(self.config))
+        return Fresh(catalogue=catalogue, identity=Identity(known, auth.trusted_proxies, auth.tenant_header))
 
     @property
     def start_timeout_s(self) -> float:
@@ -105,27 +133,53 @@ class Graph:
         return self.config.cluster.kind is Kind.local and self.config.model.path == EMBEDDED
 
 
-def build(config: Config, machine: Machine | None = None) -> Graph:
+def build(config: Config, machine: Machine | None = None, dirs: tuple[Path, ...] = ()) -> Graph:
     """`machine` is where the nodes of a local cluster run: this one, unless told otherwise. Raises `ConfigError`."""
     specs = tuple(_specs(config, machine or this_machine()))
+    policy = _policy(config.policy)
     return Graph(
         config=config,
         prefill=tuple(s for s in specs if s.role is Role.PREFILL),
         decode=tuple(s for s in specs if s.role is Role.DECODE),
-        policy=_policy(config.policy),
+        policy=policy,
+        tenants=tuple(_tenant(name, tenant, policy) for name, tenant in config.tenants.items()),
+        dirs=dirs,
     )
 
 
-def _policy(node: dict[str, Any]) -> Policy:
-    """Hydra wraps what a constructor raises; the constructors' own sentences are better."""
+def _tenant(name: str, config: TenantConfig, policy: Policy) -> Tenant:
+    limits = Limits(
+        max_turns=config.max_turns,
+        max_waiting=config.max_waiting,
+        max_wait_s=config.max_wait_s,
+        max_pinned_share=config.max_pinned_share,
+    )
+    own = _policy(config.policy, f"tenants.{name}.policy") if config.policy else policy
+    return Tenant(name=name, policy=own, limits=limits)
+
+
+def _catalogue(config: Config, dirs: tuple[Path, ...]) -> Catalogue:
+    policies, broken = dict[str, Policy](), dict[str, str]()
+    for option in policy_options(config, dirs):
+        try:
+            if option.node is None:
+                raise ConfigError(option.problem or "it does not compose.")
+            policies[option.name] = _policy(option.node)
+        except ConfigError as e:
+            broken[option.name] = str(e)
+    return Catalogue(policies=policies, broken=broken)
+
+
+def _policy(node: Mapping[str, Any], key: str = "policy") -> Policy:
+    """Hydra wraps what a constructor raises; the constructors' own sentences are better, and begin with `policy`."""
     try:
         policy = instantiate(node, _convert_="all")
     except InstantiationException as e:
         if isinstance(e.__cause__, ConfigError):
-            raise e.__cause__ from None
-        raise ConfigError(f"policy: {' '.join(str(e).split())}") from None
+            raise ConfigError(re.sub(r"^policy\b", key, str(e.__cause__))) from None
+        raise ConfigError(f"{key}: {' '.join(str(e).split())}") from None
     if not isinstance(policy, Policy):
-        raise ConfigError(f"policy._target_ must make a kvflow Policy, got {type(policy).__name__}")
+        raise ConfigError(f"{key}._target_ must make a kvflow Policy, got {type(policy).__name__}")
     return policy
 
 

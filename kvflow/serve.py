@@ -3,11 +3,14 @@
 import asyncio
 import logging
 import math
+import os
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -22,9 +25,11 @@ from kvflow.nodes.base import Node
 from kvflow.nodes.engine import EngineNode
 from kvflow.nodes.external import ExternalNode
 from kvflow.router import Router
+from kvflow.router.admin import Control
 from kvflow.router.answer import Reply
 from kvflow.router.shapes import Shape, shape_at
 from kvflow.supervision import Supervisor
+from kvflow.tenants import Tenants
 
 log = logging.getLogger("kvflow")
 
@@ -45,16 +50,26 @@ def run(graph: Graph, *, grace_s: float = SHUTDOWN_GRACE_S) -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    tenants, control = graph.open()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the server has a handler of its own
-    with _bound(graph.router.host, graph.router.port) as listener:
+    with _bound(_router_place(graph)) as listener, _admin_listener(graph, control) as admin:
         if graph.needs_embedded_model:
             with embedded.Console() as progress:
                 embedded.prepare(progress)
-        _listen(listener, graph.router.host, graph.router.port)
-        asyncio.run(_serve(graph, listener, grace_s))
+        _listen(listener, _router_place(graph))
+        if admin is not None:
+            _listen(admin, _admin_place(*admin.getsockname()[:2]))
+        asyncio.run(_serve(graph, tenants, control, _Listeners(router=listener, admin=admin), grace_s))
 
 
-async def _serve(graph: Graph, listener: socket.socket, grace_s: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listeners:
+    router: socket.socket
+    admin: socket.socket | None
+    """Where the admin surface has an address of its own."""
+
+
+async def _serve(graph: Graph, tenants: Tenants, control: Control, listeners: _Listeners, grace_s: float) -> None:
     failures: list[KvflowError] = []
 
     def fail(error: KvflowError) -> None:
@@ -64,21 +79,74 @@ async def _serve(graph: Graph, listener: socket.socket, grace_s: float) -> None:
     @asynccontextmanager
     async def around(router: Router) -> AsyncIterator[None]:
         supervisor = Supervisor(nodes, router.fleet, fail, start_timeout_s=graph.start_timeout_s)
-        announcing = asyncio.create_task(_announce(graph, router, _address(listener)), name="announcement")
+        announcing = asyncio.create_task(_announce(graph, router, _address(listeners.router)), name="announcement")
         try:
-            async with supervisor.running():
+            aside = _administered(router, control, listeners.admin)
+            async with aside, _reloading(router, server), supervisor.running():
                 yield
         finally:
             announcing.cancel()
             await asyncio.gather(announcing, return_exceptions=True)
 
     nodes = _nodes(graph)
-    router = Router(graph.specs, graph.tenants, graph.settings, around=around)
+    router = Router(graph.specs, tenants, graph.settings, control=control, around=around)
     server = _Server(router.app, grace_s)
-    await server.serve([listener])
+    await server.serve([listeners.router])
     if failures:
         raise failures[0]
     log.info("stopped")
+
+
+@asynccontextmanager
+async def _administered(router: Router, control: Control, listener: socket.socket | None) -> AsyncIterator[None]:
+    """Serve the admin surface at an address of its own, if it has one."""
+    if control.key is not None:
+        where = "the router's own address" if listener is None else _address(listener)
+        log.info("tenants can be changed with admin key %s at %s", control.key.name, where)
+    if listener is None or router.admin_app is None:
+        yield
+        return
+    server = _Aside(router.admin_app)
+    serving = asyncio.create_task(server.serve([listener]), name="admin")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _reloading(router: Router, server: "_Server") -> AsyncIterator[None]:
+    """SIGHUP reads keys and policies anew; where it says that kvflow's terminal is gone, it ends kvflow."""
+    loop, under_way = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    began_in_terminal = _has_terminal()
+
+    async def reload() -> None:
+        with suppress(RequestError):  # which has been logged
+            await router.changes.reload("SIGHUP")
+
+    def hung_up() -> None:
+        if began_in_terminal and not _has_terminal():
+            server.stop(signal.SIGHUP)
+            return
+        task = asyncio.create_task(reload(), name="reload")
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def _nodes(graph: Graph) -> list[Node]:
@@ -97,6 +165,22 @@ def _nodes(graph: Graph) -> list[Node]:
     return [EngineNode(spec, launcher, ports[spec.name]) for spec in graph.specs]
 
 
+def _uvicorn(app: ASGIApp, **more: Any) -> uvicorn.Config:
+    # Whose address a proxy names in a header of its own is for nobody to believe: addresses decide who is trusted.
+    return uvicorn.Config(app, proxy_headers=False, log_config=None, access_log=False, server_header=False, **more)
+
+
+class _Aside(uvicorn.Server):
+    """A second server in the same loop, which leaves signals to the first."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(_uvicorn(app, lifespan="off", timeout_graceful_shutdown=math.ceil(CLOSING_S)))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 class _Server(uvicorn.Server):
     """Ends by itself when a signal comes, with the exit code of a program that did what it was asked.
 
@@ -107,29 +191,20 @@ class _Server(uvicorn.Server):
         self._open = _OpenRequests(app)
         self._grace_s = grace_s
         too_long = math.ceil(grace_s + CLOSING_S) + 5  # only what ignores that it is broken off lasts so long
-        super().__init__(
-            uvicorn.Config(
-                self._open,
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=too_long,
-            )
-        )
+        super().__init__(_uvicorn(self._open, lifespan="on", timeout_graceful_shutdown=too_long))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, number)
+            loop.add_signal_handler(number, self.stop, number)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _stop(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals) -> None:
         """The first signal waits for the requests under way, the second breaks them off."""
         log.info("%s: stopping%s", number.name, " at once" if self.should_exit else "")
         if self.should_exit:
@@ -216,34 +291,61 @@ class _OpenRequests:
             self._open.pop(answer, None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where to listen, and the keys that say so."""
+
+    host: str
+    port: int
+    keys: str
+
+
+def _router_place(graph: Graph) -> _Place:
+    return _Place(host=graph.router.host, port=graph.router.port, keys="router.host and router.port")
+
+
 @contextmanager
-def _bound(host: str, port: int) -> Iterator[socket.socket]:
+def _admin_listener(graph: Graph, control: Control) -> Iterator[socket.socket | None]:
+    admin = graph.config.admin
+    if control.key is None or admin.port is None:
+        yield None
+        return
+    with _bound(_admin_place(admin.host, admin.port)) as listener:
+        yield listener
+
+
+def _admin_place(host: str, port: int) -> _Place:
+    return _Place(host=host, port=port, keys="admin.host and admin.port")
+
+
+@contextmanager
+def _bound(place: _Place) -> Iterator[socket.socket]:
     """Take the port before anything is done that would be in vain without it. Clients are refused until `_listen`."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        with _explained(host, port):
+    with socket.socket(socket.AF_INET6 if ":" in place.host else socket.AF_INET) as listener:
+        with _explained(place):
             # Connections of an earlier run that linger in the kernel are no reason to refuse.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
+            listener.bind((place.host, place.port))
         # Else whoever sets it too could bind as well, for as long as nobody listens.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         yield listener
 
 
-def _listen(listener: socket.socket, host: str, port: int) -> None:
+def _listen(listener: socket.socket, place: _Place) -> None:
     # Connections inherit it, and the next run can bind beside lingering ones only if they have it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with _explained(host, port):
+    with _explained(place):
         listener.listen(BACKLOG)
 
 
 @contextmanager
-def _explained(host: str, port: int) -> Iterator[None]:
+def _explained(place: _Place) -> Iterator[None]:
     try:
         yield
     except OSError as e:
         raise StartError(
-            f"cannot listen on {host}:{port}: {(e.strerror or str(e)).lower()}; "
-            "choose another address with router.host and router.port."
+            f"cannot listen on {place.host}:{place.port}: {(e.strerror or str(e)).lower()}; "
+            f"choose another address with {place.keys}."
         ) from None
 
 

@@ -14,28 +14,29 @@ ADMIN_VARIABLE = "KVFLOW_ADMIN_KEY"
 def tenants_source(config: Config) -> str:
     """Where the keys of tenants come from, in words; empty if there are none."""
     file, key = _file(config)
-    places = [f"{key} ({file})" if file else "", VARIABLE if os.environ.get(VARIABLE, "").strip() else ""]
-    return " and ".join(filter(None, places))
+    return f"{key} ({file})" if file else VARIABLE if _variable(VARIABLE) else ""
 
 
-def tenants_lines(config: Config) -> str:
-    """What the file and the variable hold. Raises `ConfigError`."""
+def tenants_text(config: Config) -> str:
+    """What the file or the variable holds. Raises `ConfigError`."""
     file, key = _file(config)
-    return "\n".join(filter(None, (_read(key, file) if file else "", os.environ.get(VARIABLE, ""))))
+    if file and _variable(VARIABLE):
+        raise ConfigError(f"{VARIABLE}: keys come from {key} ({file}) already; unset one of the two.")
+    return _read(key, file) if file else _variable(VARIABLE)
 
 
 def admin_source(config: Config) -> str:
     """Where the admin key comes from, in words; empty if there is none."""
     if config.admin.key_file:
         return f"admin.key_file ({config.admin.key_file})"
-    return ADMIN_VARIABLE if os.environ.get(ADMIN_VARIABLE, "").strip() else ""
+    return ADMIN_VARIABLE if _variable(ADMIN_VARIABLE) else ""
 
 
 def admin_line(config: Config) -> str:
     """The key or its hash; empty if there is none. Raises `ConfigError`."""
     file = config.admin.key_file
     if not file:
-        return os.environ.get(ADMIN_VARIABLE, "").strip()
+        return _variable(ADMIN_VARIABLE)
     lines = [line.strip() for line in _read("admin.key_file", file).splitlines()]
     found = [line for line in lines if line and not line.startswith("#")]
     if len(found) != 1:
@@ -47,7 +48,11 @@ def _file(config: Config) -> tuple[str, str]:
     """The file with tenants' keys, and what names it."""
     if config.auth.keys_file:
         return config.auth.keys_file, "auth.keys_file"
-    return os.environ.get(FILE_VARIABLE, ""), FILE_VARIABLE
+    return _variable(FILE_VARIABLE), FILE_VARIABLE
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(name, "").strip()
 
 
 def _read(key: str, file: str) -> str:
