@@ -13,9 +13,9 @@ from typing import Any
 _RANDOM = SystemRandom()
 
 
-def post(url: str, body: Any) -> tuple[int, bytes, dict[str, str]]:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
-    return _open(request)
+def post(url: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, bytes, dict[str, str]]:
+    sent = {"content-type": "application/json", **(headers or {})}
+    return _open(urllib.request.Request(url, json.dumps(body).encode(), sent))
 
 
 def get(url: str) -> tuple[int, bytes]:
