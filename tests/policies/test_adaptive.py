@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from kvflow.errors import ConfigError
+from kvflow.nodes.simulated import Settings, Speed
 from kvflow.policies import Adaptive, Choice, Option, Policy, forecast
 from kvflow.policies.adaptive import break_even
 from kvflow.types import Cost, Path, Plan, Reason, Turn, View
-from tests.cluster import shipped_policy
+from tests.cluster import BLOCK, cluster, say, shipped_policy, text
 from tests.policies.build import decode, handle, prefill, turn, view
 
 FAST = Cost(fixed_s=0.0, token_s=1e-5, samples=500)
@@ -198,6 +199,22 @@ def test_a_pull_that_is_tried_is_not_held_up_by_its_threshold(adaptive: Policy) 
     pulls = [p for p in plans if p.path is Path.PULL]
     assert 0 < len(pulls) < 100
     assert {p.min_pull_tokens for p in pulls} == {1}
+
+
+# Served
+
+
+async def test_whichever_way_it_takes_the_answer_is_right() -> None:
+    settings = Settings(block_size=BLOCK, speed=Speed(prefill=20_000, transfer=200_000, transfer_s=0.002))
+    async with cluster(policy="adaptive", prefill=2, decode=2, settings=lambda _: settings) as c:
+        chat, paths = say(text(300)), []
+        for new in (5, 300, 20, 600, 1):
+            reply = await c.chat(chat)
+            assert reply.text == await c.right(chat)
+            paths.append(reply.path)
+            chat = [*chat, {"role": "assistant", "content": reply.text}, *say(text(new, f"more{new}x"))]
+        assert paths[0] == "cold"
+        assert {"pull", "direct"} & set(paths)
 
 
 # Values

@@ -75,6 +75,15 @@ def test_the_configuration_cannot_allow_itself_a_module(monkeypatch: pytest.Monk
         load(compose("serve", ["policy.reuse._target_=os.system"]))
 
 
+def test_the_page_shows_what_the_files_hold() -> None:
+    text = (ROOT / "docs" / "write-a-policy.md").read_text()
+    shown = text.partition("The class, in ")[2].partition("Python must find")[0]
+    held = {line.strip() for name in ("acme_policies.py", "policy/steady.yaml") for line in (EXAMPLE / name).open()}
+    lines = [line.strip() for line in shown.splitlines() if line.startswith("    ")]
+    assert len(lines) > 15
+    assert set(lines) <= held
+
+
 def test_the_command_of_the_page_shows_it() -> None:
     folder = str(EXAMPLE.relative_to(ROOT))
     env = {**os.environ, "PYTHONPATH": folder, "KVFLOW_POLICY_MODULES": "acme_policies"}
