@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 
 from kvflow.cli import main
+from kvflow.router.admin import AdminKey
+from kvflow.tenants import Keys
 from tests.test_config import CLUSTERS, write
 
 
 @pytest.fixture(autouse=True)
 def _own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KVFLOW_CONFIG_PATH", "KVFLOW_POLICY_MODULES", "HYDRA_FULL_ERROR", "CUDA_VISIBLE_DEVICES"):
+    for name in (
+        "KVFLOW_CONFIG_PATH",
+        "KVFLOW_POLICY_MODULES",
+        "KVFLOW_ADMIN_KEY",
+        "HYDRA_FULL_ERROR",
+        "CUDA_VISIBLE_DEVICES",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KVFLOW_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cwd").mkdir()
@@ -40,7 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
     code, out, err = run(capsys, *argv)
     assert (code, err) == (0, "")
-    for verb in ("serve", "plan", "version"):
+    for verb in ("serve", "plan", "key", "policy", "version"):
         assert f"\n  {verb} " in out
 
 
@@ -110,7 +118,7 @@ def test_the_users_directories_come_before_config_dir(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("sreve", "sreve: no such verb; there are serve, plan, version (kvflow --help says more)."),
+        ("sreve", "sreve: no such verb; there are serve, plan, key, policy, version (kvflow --help says more)."),
         ("router.port=1", "router.port=1: no such verb; "),
         ("serve -m", "-m: kvflow serve takes one configuration at a time and cannot sweep over several."),
         ("serve policy=off,balanced --multirun", "--multirun: kvflow serve takes one configuration at a time "),
@@ -141,6 +149,13 @@ def test_the_users_directories_come_before_config_dir(
         ("plan -cn=serve", "-cn: the verb chooses the configuration; "),
         ("serve --config-path /tmp", "--config-path: the verb chooses the configuration; "),
         ("serve router.port=1 -cp", "-cp: the verb chooses the configuration; "),
+        ("key tenat=acme", "tenat: kvflow key takes tenant= (kvflow key --help says more)."),
+        ("key tenant=", "tenant: give it the name of a tenant, as in tenant=..."),
+        ("key tenant=a§b", "tenants.a§b: a tenant's name is 1 to 64 letters, digits, "),
+        ("policy acme", "acme: kvflow policy takes tenant=, policy=, url= (kvflow policy --help says more)."),
+        ("policy policy=off", "tenant: say whose policy it is to be, as in tenant=acme."),
+        ("policy tenant=a tenant=b", "tenant: was given twice."),
+        ("policy tenant=a", "KVFLOW_ADMIN_KEY: put the server's admin key there."),
         ("plan --config-dir", "--config-dir: give it a value."),
         ("serve -c", "-c: give it one of job, hydra, all."),
         ("plan --cfg none", "--cfg: give it one of job, hydra, all."),
@@ -181,8 +196,10 @@ def test_what_hydra_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("kvflow ", {"serve", "plan", "version"}),
+        ("kvflow ", {"serve", "plan", "key", "policy", "version"}),
         ("kvflow pl", {"plan"}),
+        ("kvflow policy ", {"tenant=", "policy=", "url="}),
+        ("kvflow key t", {"tenant="}),
         (
             "kvflow serve policy=",
             {f"policy={p}" for p in ["off", "conservative", "balanced", "aggressive", "adaptive"]},
@@ -206,3 +223,45 @@ def test_the_script_that_installs_completion(capsys: pytest.CaptureFixture[str])
     code, out, _ = run(capsys, "-sc", "install=bash")
     assert code == 0
     assert out.rstrip().endswith("hydra_bash_completion kvflow")
+
+
+# Keys, and a running server
+
+
+def test_a_tenants_key_and_the_line_that_stands_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "key", "tenant=acme")
+    assert (code, err) == (0, "")
+    _, key, _, line = (text.strip() for text in out.splitlines())
+    assert Keys.parse(line, ["acme"]).tenant_of(key) == "acme"
+    assert key not in line
+    assert run(capsys, "key", "tenant=acme")[1] != out
+
+
+def test_an_admin_key(capsys: pytest.CaptureFixture[str]) -> None:
+    _, key, _, line = (text.strip() for text in run(capsys, "key")[1].splitlines())
+    assert AdminKey.parse(line, "here").fits(key)
+    assert not AdminKey.parse(line, "here").fits(line)
+
+
+@pytest.mark.parametrize("verb", ["key", "policy"])
+def test_help_of_verbs_that_compose_nothing(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    code, out, err = run(capsys, verb, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"kvflow {verb} [")
+
+
+@pytest.mark.parametrize(
+    ("key", "words", "code", "sentence"),
+    [
+        ("secret", "url=http://127.0.0.1:1", 1, "http://127.0.0.1:1 cannot be asked: connection refused."),
+        ("secret", "url=localhost:8000", 2, "url: localhost:8000 is not of the form http://127.0.0.1:8000."),
+        ("secret", "url=http://a:b", 2, "url: http://a:b is not of the form http://127.0.0.1:8000."),
+        ("sha256:0123", "tenant=a", 2, "KVFLOW_ADMIN_KEY: holds the hash of a key; the server wants the key itself."),
+        ("two words", "tenant=a", 2, "KVFLOW_ADMIN_KEY: holds no key."),
+    ],
+)
+def test_a_server_that_cannot_be_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str, words: str, code: int, sentence: str
+) -> None:
+    monkeypatch.setenv("KVFLOW_ADMIN_KEY", key)
+    assert run(capsys, "policy", words) == (code, "", f"kvflow: {sentence}\n")

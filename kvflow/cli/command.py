@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvflow.errors import ConfigError, KvflowError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 VERBS = {
     "serve": "run the engines and the router, until stopped",
     "plan": "show what serve would run: nodes, command lines, policy; nothing runs",
+    "key": "make a key for a tenant, or the admin key",
+    "policy": "show or change the policy that a tenant has on a running server",
     "version": "print the versions of kvflow and of what it stands on",
 }
 
@@ -31,6 +35,7 @@ Examples:
   kvflow serve                                     a small model on this machine, no GPU needed
   kvflow serve policy=aggressive router.port=9000
   kvflow plan cluster=p5en_efa model=glm5
+  kvflow policy tenant=acme policy=conservative
   kvflow serve cluster=external cluster.prefill.urls=[http://10.0.0.1:8000] cluster.decode.urls=[http://10.0.0.2:8000]
 
 `kvflow serve --help` lists all groups, options and keys.
@@ -98,6 +103,14 @@ def _run(words: list[str]) -> int:
             return 0
         case "serve" | "plan":
             return _verb(verb, rest)
+        case "key":
+            from kvflow.cli import key
+
+            return key.run(rest)
+        case "policy":
+            from kvflow.cli import policy
+
+            return policy.run(rest)
         case _ if verb in COMPLETION:
             return _complete(words)
     raise ConfigError(f"{verb}: no such verb; there are {', '.join(VERBS)} (kvflow --help says more).")
@@ -133,7 +146,7 @@ def _verb(verb: str, words: list[str]) -> int:
         config.check_servable(loaded)
         from kvflow import serve
 
-        serve.run(graph.build(loaded))
+        serve.run(graph.build(loaded, dirs=_config_dirs(arguments)))
     else:
         from kvflow import plan
 
@@ -162,6 +175,12 @@ def _flags_first(verb: str, words: list[str]) -> list[str]:
         else:
             flags += [name, _value(name, value if equals else queue.pop(0) if queue else "")]
     return flags + overrides
+
+
+def _config_dirs(arguments: list[str]) -> tuple[Path, ...]:
+    """Of `--config-dir`, by what `_flags_first` made of it."""
+    named = [value for name, value in pairwise(arguments) if name in ("--config-dir", "-cd")]
+    return tuple(Path(value).resolve() for value in named[-1:])
 
 
 def _value(flag: str, value: str) -> str:
@@ -232,6 +251,11 @@ def _complete(words: list[str]) -> int:
     *typed, word = [*line.split()[1:], ""] if line.endswith(" ") else line.split()[1:] or [""]
     if not typed:
         print(" ".join(v for v in VERBS if v.startswith(word)))
+    elif typed[0] in ("key", "policy"):
+        from kvflow.cli import key, policy
+
+        known = key.KEYS if typed[0] == "key" else policy.KEYS
+        print(" ".join(f"{k}=" for k in known if f"{k}=".startswith(word)))
     elif typed[0] in ("serve", "plan"):
         overrides = [w for w in typed[1:] if "=" in w and not w.startswith("-")]
         with _variable("COMP_LINE", " ".join(["kvflow", *overrides, word])):

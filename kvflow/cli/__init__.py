@@ -1,0 +1,5 @@
+"""`kvflow <verb> [flags] [overrides]`."""
+
+from kvflow.cli.command import main
+
+__all__ = ["main"]
