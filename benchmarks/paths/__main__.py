@@ -54,6 +54,8 @@ def _played(settings: Settings, grid: Sequence[Cell]) -> list[Sample]:
 
         def told(what: str) -> None:
             progress.update(task, description=what, advance=1)
+            if not console.is_terminal:  # where a bar would be shown at its end only
+                console.print(f"{progress.tasks[task].completed:.0f}/{turns} {what}", highlight=False)
 
         return asyncio.run(run(settings, grid, told))
 
