@@ -52,7 +52,7 @@ def run(graph: Graph, *, grace_s: float = SHUTDOWN_GRACE_S) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     tenants, control = graph.open()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until the server has a handler of its own
-    with _bound(_router_place(graph)) as listener, _admin_listener(graph, control) as admin:
+    with bound(_router_place(graph)) as listener, _admin_listener(graph, control) as admin:
         if graph.needs_embedded_model:
             with embedded.Console() as progress:
                 embedded.prepare(progress)
@@ -292,7 +292,7 @@ class _OpenRequests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class Place:
     """Where to listen, and the keys that say so."""
 
     host: str
@@ -300,8 +300,8 @@ class _Place:
     keys: str
 
 
-def _router_place(graph: Graph) -> _Place:
-    return _Place(host=graph.router.host, port=graph.router.port, keys="router.host and router.port")
+def _router_place(graph: Graph) -> Place:
+    return Place(host=graph.router.host, port=graph.router.port, keys="router.host and router.port")
 
 
 @contextmanager
@@ -310,18 +310,21 @@ def _admin_listener(graph: Graph, control: Control) -> Iterator[socket.socket | 
     if control.key is None or admin.port is None:
         yield None
         return
-    with _bound(_admin_place(admin.host, admin.port)) as listener:
+    with bound(_admin_place(admin.host, admin.port)) as listener:
         yield listener
 
 
-def _admin_place(host: str, port: int) -> _Place:
-    return _Place(host=host, port=port, keys="admin.host and admin.port")
+def _admin_place(host: str, port: int) -> Place:
+    return Place(host=host, port=port, keys="admin.host and admin.port")
 
 
 @contextmanager
-def _bound(place: _Place) -> Iterator[socket.socket]:
+def bound(place: Place) -> Iterator[socket.socket]:
     """Take the port before anything is done that would be in vain without it. Clients are refused until `_listen`."""
-    with socket.socket(socket.AF_INET6 if ":" in place.host else socket.AF_INET) as listener:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    # Only where the protocol is named does asyncio send what is written at once; else a second write, such as the body
+    # after the headers or the next event of a stream, waits until the client has acknowledged the first: up to 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         with _explained(place):
             # Connections of an earlier run that linger in the kernel are no reason to refuse.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -331,7 +334,7 @@ def _bound(place: _Place) -> Iterator[socket.socket]:
         yield listener
 
 
-def _listen(listener: socket.socket, place: _Place) -> None:
+def _listen(listener: socket.socket, place: Place) -> None:
     # Connections inherit it, and the next run can bind beside lingering ones only if they have it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with _explained(place):
@@ -339,7 +342,7 @@ def _listen(listener: socket.socket, place: _Place) -> None:
 
 
 @contextmanager
-def _explained(place: _Place) -> Iterator[None]:
+def _explained(place: Place) -> Iterator[None]:
     try:
         yield
     except OSError as e:

@@ -190,7 +190,9 @@ def common_prefix(held: Sequence[Message], prompt: Sequence[Message]) -> int:
 async def _served(router: Router) -> AsyncIterator[str]:
     config = uvicorn.Config(router.app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=5)
     server = _Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    # With the protocol named, asyncio sends what is written at once.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         serving = asyncio.create_task(server.serve([listener]))
         await until(lambda: server.started)

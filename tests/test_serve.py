@@ -1,5 +1,6 @@
 """`kvflow serve` as a process, with simulated nodes: what it says, how it ends, and what it leaves behind."""
 
+import asyncio
 import errno
 import json
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 from kvflow import embedded
 from kvflow.errors import ModelError
+from kvflow.serve import Place, bound
 from tests.net import free_ports, get, post, until
 
 WAIT_S = 60
@@ -245,3 +247,19 @@ def test_any_free_port_will_do(tmp_path: Path) -> None:
         until(lambda: "ready after" in log.read_text(), WAIT_S, log.read_text)
         url = next(w for w in log.read_text().split() if w.startswith("http://")).removesuffix("/v1")
         assert ready(url)
+
+
+async def test_what_is_written_is_sent_at_once() -> None:
+    """Else the body of an answer waits until the client has acknowledged its headers."""
+    accepted = asyncio.Queue[bool]()
+
+    async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        option = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        accepted.put_nowait(bool(option))
+        writer.close()
+
+    with bound(Place(host="127.0.0.1", port=0, keys="")) as listener:
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            assert await accepted.get()
+            writer.close()
