@@ -159,6 +159,7 @@ class Dispatcher:
                 claim.answered(read=prefilled.read)
                 self._keeping.room.freed(handle.node, handle.blocks)
         if not prefilled.refused:
+            self.planning.computed(a, node)
             self._fleet.prefilled(leg.timed, handle.node if handle else None, a.turn.prompt_tokens, prefilled.report)
         if prefilled.report is not None:
             self.planning.counted(a, prefilled.report.prompt_tokens)

@@ -26,8 +26,21 @@ BYTES_PER_TOKEN = 4
 MAX_LINKS = 8192
 """Messages or chunks that are looked at; what follows them is the same conversation."""
 MAX_ID_LENGTH = 256
+LAST_PREFIXES = 16
+"""Ends of the last messages or chunks at which a prompt's beginning is looked for in prefix caches."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prompt's beginning, up to the end of a message or chunk, as prefix caches may have it."""
+
+    key: bytes
+    length: int
+    """In bytes of the request."""
+    kept: bool
+    """Worth remembering: the first, those that are twice as far on, and the last. The others are only looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,8 @@ class Keys:
     """The id that the client gave, if it gave one."""
     whole: int = 1
     """How many of `filing` stand for the whole of it: who finds it there goes on with the conversation."""
+    prefixes: tuple[Prefix, ...] = ()
+    """Shortest first. Unlike the others, these are the same in every conversation that begins alike."""
 
     def tokens_beyond(self, key: bytes) -> int:
         """Of the prompt, those that come after `key`, one of `lookup`; estimated."""
@@ -68,7 +83,8 @@ def find_keys(
     """`length` is that of the whole body, in bytes. Raises `RequestError` for a conversation id that is no id."""
     given = _explicit_id(body, headers)
     messages = endpoint.messages(body) if endpoint.messages else None
-    found = _earlier_answer(endpoint, body, scope, length) or _content_keys(messages, body, _root(scope, given or ""))
+    found = _earlier_answer(endpoint, body, scope, length)
+    found = found or _content_keys(messages, body, _root(scope, given or ""), _beginning(body, scope))
     filing = found.filing
     whole = 1
     if endpoint.stores and isinstance(own := body.get("request_id"), str):
@@ -81,8 +97,8 @@ def find_keys(
     last = id_key(given, scope)
     filing = (*filing, last) if endpoint.keepable(body) else ()
     if messages is not None and not any(map(by_model, messages)):
-        return Keys(found.lookup, filing, found.beyond, given, whole)
-    return Keys((*found.lookup, last), filing, (*found.beyond, length), given, whole)
+        return replace(found, filing=filing, conversation=given, whole=whole)
+    return Keys((*found.lookup, last), filing, (*found.beyond, length), given, whole, found.prefixes)
 
 
 def id_key(conversation: str, scope: Scope) -> bytes:
@@ -104,8 +120,15 @@ def _answer_key(response: str, scope: Scope) -> bytes:
     return _link(_root(scope, response), b"response")
 
 
-def _content_keys(messages: Sequence[Message] | None, body: Mapping[str, Any], root: bytes) -> Keys:
-    return _prompt_keys(body.get("prompt"), root) if messages is None else _message_keys(messages, root)
+def _content_keys(messages: Sequence[Message] | None, body: Mapping[str, Any], root: bytes, start: bytes) -> Keys:
+    """`root` is of the conversation, `start` of all prompts that may begin alike."""
+    return _prompt_keys(body.get("prompt"), root, start) if messages is None else _message_keys(messages, root, start)
+
+
+def _beginning(body: Mapping[str, Any], scope: Scope) -> bytes:
+    """What comes before the first message: in chat templates, the tools."""
+    tools = body.get("tools")
+    return _link(_root(scope, ""), b"prefix" if not tools else _packed(tools))
 
 
 def _explicit_id(body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
@@ -136,7 +159,7 @@ def _decoded(header: str) -> str:
         return header
 
 
-def _message_keys(messages: Sequence[Mapping[str, Any]], root: bytes) -> Keys:
+def _message_keys(messages: Sequence[Mapping[str, Any]], root: bytes, start: bytes) -> Keys:
     """Every prefix can find a conversation; it is filed under those at which a request of it ended."""
     parts = [_packed(settled(message)) for message in messages[:MAX_LINKS]]
     left = sum(map(len, parts)) + (len(_packed(messages[MAX_LINKS:])) if len(messages) > MAX_LINKS else 0)
@@ -153,23 +176,43 @@ def _message_keys(messages: Sequence[Mapping[str, Any]], root: bytes) -> Keys:
         elif beyond:
             beyond[-1] = left
     keys = list(_chained(chain, root))
-    return Keys(tuple(reversed(keys)), tuple(keys[end] for end in _spread(ends)), tuple(reversed(beyond)))
+    filing = tuple(keys[end] for end in _spread(ends))
+    return Keys(tuple(reversed(keys)), filing, tuple(reversed(beyond)), prefixes=_prefixes(parts, start))
 
 
-def _prompt_keys(prompt: object, root: bytes) -> Keys:
+def _prompt_keys(prompt: object, root: bytes, start: bytes) -> Keys:
     """The same over chunks of text."""
+    size = TEXT_CHUNK
     if isinstance(prompt, str):
         starts = range(0, len(prompt) - TEXT_CHUNK + 1, TEXT_CHUNK)[:MAX_LINKS]
         chunks = [_bytes(prompt[i : i + TEXT_CHUNK]) for i in starts]
         beyond = [len(prompt) - i - TEXT_CHUNK for i in starts]
     elif isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+        size = TOKEN_CHUNK * BYTES_PER_TOKEN
         starts = range(0, len(prompt) - TOKEN_CHUNK + 1, TOKEN_CHUNK)[:MAX_LINKS]
         chunks = [repr(prompt[i : i + TOKEN_CHUNK]).encode() for i in starts]
         beyond = [(len(prompt) - i - TOKEN_CHUNK) * BYTES_PER_TOKEN for i in starts]
     else:
         return Keys((), ())
     keys = list(_chained(chunks, root))
-    return Keys(tuple(reversed(keys)), tuple(_spread(keys)), tuple(reversed(beyond)))
+    prefixes = _prefixes(chunks, start, size)
+    return Keys(tuple(reversed(keys)), tuple(_spread(keys)), tuple(reversed(beyond)), prefixes=prefixes)
+
+
+def _prefixes(parts: Sequence[bytes], start: bytes, size: int | None = None) -> tuple[Prefix, ...]:
+    """Of all that is said, answers included. `size` is what a part counts, in bytes; None for its own length.
+
+    A bounded number: what follows the newest answers in the next turn still finds the end of this one.
+    """
+    out: list[Prefix] = []
+    state, length, last = blake2b(start, digest_size=16), 0, len(parts)
+    for i, part in enumerate(parts, 1):
+        state.update(part)
+        length += len(part) if size is None else size
+        doubled = i & (i - 1) == 0
+        if doubled or i > last - LAST_PREFIXES:
+            out.append(Prefix(state.copy().digest(), length, kept=doubled or i == last))
+    return tuple(out)
 
 
 def _spread(items: Sequence[T]) -> Iterator[T]:

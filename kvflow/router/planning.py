@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from kvflow.conversations import Taken
 from kvflow.policies import guard
 from kvflow.router.admit import Admitted
+from kvflow.router.find import BYTES_PER_TOKEN
 from kvflow.router.fleet import Fleet
 from kvflow.router.lengths import Lengths
 from kvflow.router.metrics import Metrics
+from kvflow.router.prefixes import Prefixes
 from kvflow.types import Handle, Plan, Reason, Turn, View
 
 log = logging.getLogger("kvflow.router")
@@ -30,6 +32,7 @@ class Planning:
         self._fleet = fleet
         self._metrics = metrics
         self._lengths = Lengths()
+        self._prefixes = Prefixes()
 
     def turn(self, admitted: Admitted, taken: Taken | None, handle: Handle | None) -> Turn:
         """What a policy may know. `handle` is that of `taken`, as long as it can be used."""
@@ -40,7 +43,13 @@ class Planning:
             handle=handle,
             prompt_tokens=max(1, self._lengths.tokens(tenant, prompt)),
             new_tokens=self._lengths.tokens(tenant, beyond),
+            cached=self._cached(admitted),
         )
+
+    def _cached(self, admitted: Admitted) -> dict[str, int]:
+        found = self._prefixes.find(admitted.keys.prefixes, self._fleet.view().prefill)
+        tenant = admitted.scope.tenant
+        return {node: self._lengths.tokens(tenant, length // BYTES_PER_TOKEN) for node, length in found.items()}
 
     def plan(self, admitted: Admitted, taken: Taken | None, handle: Handle | None, broken: str = "") -> Planned:
         """`broken` is a node that has failed this turn. Raises `NoNodeError`."""
@@ -62,3 +71,7 @@ class Planning:
     def counted(self, admitted: Admitted, prompt_tokens: int) -> None:
         """An engine has said how long the prompt is."""
         self._lengths.counted(admitted.scope.tenant, admitted.turn.prompt_tokens, prompt_tokens)
+
+    def computed(self, admitted: Admitted, node: str) -> None:
+        """A prefill node has computed the prompt."""
+        self._prefixes.computed(admitted.keys.prefixes, self._fleet.state(node))
