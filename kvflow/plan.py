@@ -5,6 +5,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,11 +13,15 @@ from rich.console import Console
 from rich.text import Text
 
 from kvflow import embedded
-from kvflow.config import Format, Kind
+from kvflow.config import Format, Kind, keys
 from kvflow.config.addresses import base_url
+from kvflow.expected import Expected, expected
 from kvflow.graph import Graph
 from kvflow.nodes.base import NodeSpec
 from kvflow.nodes.command import argument
+from kvflow.tenants import DEFAULT, Tenant
+
+_GUESSED = "tokens, path, first token; guesses until measured"
 
 _ENDLESS = 10_000
 """Columns of an output that is no terminal: nothing is wrapped there."""
@@ -41,8 +46,32 @@ def as_json(graph: Graph) -> dict[str, Any]:
         "cluster": {"name": config.cluster.name, "kind": config.cluster.kind},
         "router": {"url": router_url(graph), "host": graph.router.host, "port": graph.router.port},
         "policy": {"name": graph.policy.name, "words": graph.policy.describe()},
+        "tenants": [_tenant(graph, tenant) for tenant in _served(graph)],
+        "keys": keys.tenants_source(config) or None,
+        "admin": _admin(graph) or None,
         "nodes": [_node(spec) for spec in graph.specs],
     }
+
+
+def _served(graph: Graph) -> tuple[Tenant, ...]:
+    return graph.tenants or (Tenant(name=DEFAULT, policy=graph.policy, isolated=False),)
+
+
+def _tenant(graph: Graph, tenant: Tenant) -> dict[str, Any]:
+    return {
+        "name": tenant.name,
+        "policy": {"name": tenant.policy.name, "words": tenant.policy.describe()},
+        "limits": asdict(tenant.limits),
+        "turns": [asdict(turn) for turn in expected(graph, tenant.policy)],
+    }
+
+
+def _admin(graph: Graph) -> str:
+    """Where the admin surface is, and where its key comes from; empty if it has none."""
+    config, source = graph.config, keys.admin_source(graph.config)
+    port = config.admin.port
+    address = router_url(graph) if port is None else base_url(config.admin.host, port)
+    return f"{address}/admin, with the key from {source}" if source else ""
 
 
 def _node(spec: NodeSpec) -> dict[str, Any]:
@@ -111,6 +140,9 @@ class _Page:
         self._console.print()
         self._section("Nodes", _columns(_nodes(graph)))
         self._section("Policy", graph.policy.describe(), wrap=True)
+        if graph.tenants:
+            self._tenants(graph)
+        self._section("Turns on idle nodes", _turns(graph), f" ({_GUESSED})")
         settings = next(filter(None, map(connector, graph.specs)), None)
         if settings:
             self._section("Connector", _columns(_settings(settings)))
@@ -118,8 +150,14 @@ class _Page:
             if spec.command:
                 self._command(spec, _runs_on(graph, spec))
 
-    def _section(self, title: str, lines: Iterable[str], wrap: bool = False) -> None:
-        self._title(title)
+    def _tenants(self, graph: Graph) -> None:
+        self._section("Tenants", _columns(_limits(graph)))
+        for tenant in graph.tenants:
+            if tenant.policy is not graph.policy:
+                self._section(f"Policy of {tenant.name}", tenant.policy.describe(), wrap=True)
+
+    def _section(self, title: str, lines: Iterable[str], more: str = "", *, wrap: bool = False) -> None:
+        self._title(title, more)
         for line in lines:
             if wrap:
                 self._words(line, indent="  ")
@@ -149,6 +187,42 @@ def _choices(graph: Graph) -> Iterator[tuple[str, str]]:
     yield "model", graph.model
     yield "cluster", graph.config.cluster.name
     yield "policy", graph.policy.name
+    if graph.tenants:
+        yield "keys", keys.tenants_source(graph.config) or "none yet: kvflow serve needs some"
+    if admin := _admin(graph):
+        yield "admin", admin
+
+
+def _limits(graph: Graph) -> Iterator[tuple[str, ...]]:
+    yield "name", "policy", "turns at once", "waiting", "for at most", "share of blocks"
+    for tenant in graph.tenants:
+        limits = tenant.limits
+        yield (
+            tenant.name,
+            tenant.policy.name,
+            "any number" if limits.max_turns is None else str(limits.max_turns),
+            str(limits.max_waiting),
+            f"{limits.max_wait_s:g} s",
+            "by policy" if limits.max_pinned_share is None else f"{limits.max_pinned_share:.0%}",
+        )
+
+
+def _turns(graph: Graph) -> list[str]:
+    """One column for each policy that somebody begins with."""
+    found = {id(t.policy): t for t in _served(graph)}
+    names = [t.policy.name for t in found.values()]
+    shown = [n if names.count(n) == 1 else f"{n} ({t.name})" for n, t in zip(names, found.values(), strict=True)]
+    rows = [("kept", "new", *shown)]
+    for turns in zip(*(expected(graph, t.policy) for t in found.values()), strict=True):
+        one = turns[0]
+        rows.append((str(one.history or "-"), str(one.new), *map(_turn, turns)))
+    return _columns(rows)
+
+
+def _turn(turn: Expected) -> str:
+    if turn.path is None:
+        return "no node"
+    return turn.path if turn.first_token_s is None else f"{turn.path} {turn.first_token_s:.3g} s"
 
 
 def _what_serve_does(graph: Graph) -> str:

@@ -20,7 +20,7 @@ LAYERS = (
     ("config",),
     ("placement",),
     ("graph",),
-    ("supervision",),
+    ("supervision", "expected"),
     ("serve", "plan", "bench"),
     ("cli",),
     ("__main__",),

@@ -105,3 +105,45 @@ def test_json_of_engines_that_already_run() -> None:
     node = as_json(graph("cluster=external", *CLUSTERS["external"]))["nodes"][0]
     assert (node["host"], node["port"]) == ("10.0.0.1", 8000)
     assert (node["command"], node["command_line"], node["connector"], node["side_channel"]) == ([], "", None, None)
+
+
+def test_what_would_become_of_typical_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    g = graph("cluster=simulated", "policy=aggressive")
+    show(g, Format.table)
+    out = capsys.readouterr().out
+    assert "guesses until measured" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["-", "512", "cold"] in [row[:3] for row in rows]
+    assert ["4096", "32", "direct"] in [row[:3] for row in rows]
+    (everybody,) = as_json(g)["tenants"]
+    assert everybody["name"] == "default"
+    turns = {(t["history"], t["new"]): t for t in everybody["turns"]}
+    assert turns[4096, 512]["path"] == "pull"
+    assert 0 < turns[4096, 32]["first_token_s"] < turns[4096, 512]["first_token_s"]
+    assert max(h + n for h, n in turns) <= g.config.model.max_model_len
+    assert {t["path"] for t in as_json(graph("policy=off"))["tenants"][0]["turns"]} == {"cold"}
+
+
+def test_tenants_with_policies_limits_and_where_keys_come_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KVFLOW_KEYS_FILE", "KVFLOW_KEYS", "KVFLOW_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    words = ("cluster=simulated", "+policy@tenants.acme.policy=off", "+policy@tenants.beta.policy=balanced")
+    limits = ("tenants.acme.max_turns=4", "tenants.acme.max_pinned_share=0.2")
+    show(graph(*words, *limits), Format.table)
+    assert "keys     none yet" in capsys.readouterr().out
+    monkeypatch.setenv("KVFLOW_KEYS", "acme a-secret")
+    monkeypatch.setenv("KVFLOW_ADMIN_KEY", "another-secret")
+    g = graph(*words, *limits)
+    show(g, Format.table)
+    out = capsys.readouterr().out
+    assert "secret" not in out + json.dumps(as_json(g))
+    rows = [line.split() for line in out.splitlines()]
+    assert ["keys", "KVFLOW_KEYS"] in rows
+    assert ["acme", "off", "4", "16", "5", "s", "20%"] in rows
+    assert "http://127.0.0.1:8000/admin, with the key from KVFLOW_ADMIN_KEY" in out
+    assert "Reuse: never; every turn is computed from its first token." in out
+    acme, _ = as_json(g)["tenants"]
+    assert (acme["name"], acme["policy"]["name"], acme["limits"]["max_turns"]) == ("acme", "off", 4)
+    assert max(map(len, page(g, 80).splitlines())) <= 80
