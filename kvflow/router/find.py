@@ -26,7 +26,7 @@ BYTES_PER_TOKEN = 4
 MAX_LINKS = 8192
 """Messages or chunks that are looked at; what follows them is the same conversation."""
 MAX_ID_LENGTH = 256
-LAST_PREFIXES = 16
+LAST_PREFIXES = 8
 """Ends of the last messages or chunks at which a prompt's beginning is looked for in prefix caches."""
 
 T = TypeVar("T")
