@@ -9,7 +9,7 @@ has a prefix cache; a decode node answers many at a time, more slowly the more t
 plan says. Conversations are drawn by Zipf's law, and groups of them begin with the same system prompt.
 
 **Load** of a prefill node is the seconds that it computes or pulls; of a decode node, the sum over its legs of their
-seconds. Max / mean is over the nodes of the role. **Kept together**: of turns whose conversation is held, the share that
-its node answers. **Prefix hits**: of all prompt tokens, those that the prefill node had cached. **Reused**: those that
-nobody computed again.
+seconds. Max / mean is over the nodes of the role. **Kept together**: of turns whose conversation is held, the share
+that its node answers. **Prefix hits**: of all prompt tokens, those that the prefill node had cached. **Reused**: those
+that nobody computed again.
 """
