@@ -85,7 +85,7 @@ def test_a_long_prompt_has_few_prefixes_and_keeps_fewer() -> None:
     assert long[-1].length == 256 * 4096
 
 
-async def test_the_router_believes_what_it_has_had_computed_until_the_engine_restarts() -> None:
+async def test_the_next_turn_goes_where_the_one_before_was_computed() -> None:
     first = say(text(200))
     with_caches = Settings(block_size=BLOCK, prefix_caching=True)
     async with cluster(prefill=3, policy="off", settings=lambda _: with_caches) as c:
