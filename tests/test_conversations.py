@@ -245,3 +245,20 @@ def test_what_the_engine_has_freed_is_not_given_up() -> None:
     clock.now = 1010.0 + EXPIRY_MARGIN_S + 0.1
     assert given_up(conversations, 1) == [2]
     assert taken_tokens(conversations, b"1") == 1
+
+
+def test_looking_says_what_taking_would_and_leaves_it_there() -> None:
+    conversations, clock = store()
+    conversations.put("a", [b"short"], handle(1, deadline=1100.0))
+    conversations.put("b", [b"long"], handle(2))
+    for keys in ([b"short", b"long"], [b"long", b"short"], [b"none"]):
+        looked = conversations.peek(keys)
+        assert conversations.peek(keys) == looked
+        assert len(conversations) == 2
+        if (taken := conversations.take(keys)) is not None:
+            conversations.put_back(taken)
+        assert taken == looked
+    clock.now = 1101.0
+    looked = conversations.peek([b"short", b"long"])
+    assert looked is not None
+    assert (looked.handle.tokens, conversations.take([b"short", b"long"])) == (2, looked)
