@@ -66,7 +66,7 @@ def test_commands_are_accepted(words: list[str], capsys: pytest.CaptureFixture[s
 def test_keys_exist() -> None:
     config = compose("plan", ["policy=adaptive"])  # which has the keys of all
     text = "\n".join(file.read_text() for file in PAGES)
-    groups = "model|cluster|connector|policy|router|conversations"
+    groups = "model|cluster|connector|policy|router|conversations|auth|admin"
     keys = set(re.findall(rf"[`+~']((?:{groups})(?:\.\w+)+)\b(?!\.)", text))
     assert len(keys) > 40
     for key in keys:
