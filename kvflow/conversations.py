@@ -78,6 +78,8 @@ class Conversations:
         self._by_key: dict[bytes, dict[int, None]] = {}
         self._by_node: dict[str, OrderedDict[int, None]] = {}
         """The oldest first."""
+        self._by_tenant: dict[tuple[str, str], OrderedDict[int, None]] = {}
+        """The same, by node and tenant."""
         self._shares: dict[str, Counter[str]] = {}
         """Blocks of each node's handles, by tenant."""
         self._deadlines: list[tuple[float, int]] = []
@@ -121,6 +123,7 @@ class Conversations:
         """Undo `take` where the handle has not been used."""
         number = self._put(taken.conversation, taken.tenant, taken.keys, taken.handle, taken.whole)
         self._by_node[taken.handle.node].move_to_end(number, last=False)
+        self._by_tenant[taken.handle.node, taken.tenant].move_to_end(number, last=False)
         self._keep_bounds()
 
     def put(
@@ -130,16 +133,20 @@ class Conversations:
         self._put(conversation, tenant, tuple(dict.fromkeys(keys)), handle, whole)
         self._keep_bounds()
 
-    def give_up(self, node: str, blocks: int) -> list[Handle]:
+    def blocks_of(self, tenant: str, node: str) -> int:
+        """Blocks that are kept for a tenant on a decode node."""
+        return self._shares.get(node, Counter[str]())[tenant]
+
+    def give_up(self, node: str, blocks: int, *, tenant: str | None = None) -> list[Handle]:
         """Remove the least valuable handles of a decode node until they make up `blocks`, and return them.
 
-        Those of tenants with more than an equal share of the node's blocks go first. Among one tenant's, the value of a
-        block is what is left of its time, more where the conversation is long, because a long one costs more a token to
-        compute again.
+        With `tenant` only that one's. Else those of tenants with more than an equal share of the node's blocks go
+        first. Among one tenant's, the value of a block is what is left of its time, more where the conversation is
+        long, because a long one costs more a token to compute again.
         """
         self._sweep()
         given_up: list[Handle] = []
-        while blocks > 0 and (number := self._least_valuable(node)) is not None:
+        while blocks > 0 and (number := self._least_valuable(node, tenant)) is not None:
             handle = self._remove(number).handle
             given_up.append(handle)
             blocks -= handle.blocks
@@ -159,6 +166,7 @@ class Conversations:
         for key in keys:
             self._by_key.setdefault(key, {})[number] = None
         self._by_node.setdefault(handle.node, OrderedDict())[number] = None
+        self._by_tenant.setdefault((handle.node, tenant), OrderedDict())[number] = None
         self._shares.setdefault(handle.node, Counter())[tenant] += handle.blocks
         heapq.heappush(self._deadlines, (handle.deadline, number))
         return number
@@ -185,10 +193,11 @@ class Conversations:
                 dropped += 1
         return dropped
 
-    def _least_valuable(self, node: str) -> int | None:
+    def _least_valuable(self, node: str, tenant: str | None) -> int | None:
         shares = self._shares.get(node, Counter[str]())
         equal = sum(shares.values()) / max(1, len(shares))
-        oldest = islice(self._by_node.get(node, ()), LOOK_AT)
+        held = self._by_node.get(node, ()) if tenant is None else self._by_tenant.get((node, tenant), ())
+        oldest = islice(held, LOOK_AT)
         found = [(shares[self._entries[n].tenant] <= equal, self._value(n), n) for n in oldest]
         return min(found)[2] if found else None
 
@@ -217,6 +226,10 @@ class Conversations:
         if number not in self._by_node.get(node, ()):
             return  # its engine is gone
         del self._by_node[node][number]
+        own = self._by_tenant[node, entry.tenant]
+        del own[number]
+        if not own:
+            del self._by_tenant[node, entry.tenant]
         shares = self._shares[node]
         shares[entry.tenant] -= entry.handle.blocks
         if not shares[entry.tenant]:

@@ -17,7 +17,7 @@ from kvflow.router.endpoints import Endpoint
 from kvflow.router.find import BYTES_PER_TOKEN, Keys, Scope, find_keys
 from kvflow.router.isolation import confined, confined_headers, no_such_response
 from kvflow.router.legs import clean
-from kvflow.tenants import Tenant, Tenants
+from kvflow.tenants import Tenant
 from kvflow.types import Turn
 
 RETAIN_HEADER = "x-kvflow-retain"
@@ -48,11 +48,10 @@ class Admitted:
 
 
 async def admit(
-    request: Request, endpoint: Endpoint, tenants: Tenants, bindings: Bindings, max_body_bytes: int
+    request: Request, endpoint: Endpoint, tenant: Tenant, bindings: Bindings, max_body_bytes: int
 ) -> Admitted:
     """Raises `RequestError`, and `ClientDisconnect` if the client leaves before its request is complete."""
     arrived = time.perf_counter()
-    tenant = tenants.identify(request.headers, request.client and request.client.host)
     raw = await read_body(request, max_body_bytes)
     said = parse(raw, request.headers.get("content-type", ""))
     return understand(

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from kvflow.conversations import Conversations
 from kvflow.errors import KvflowError, NoNodeError, RequestError
 from kvflow.nodes.base import NodeSpec
 from kvflow.router.admin import Admin, Control, authorise
-from kvflow.router.admit import admit
+from kvflow.router.admit import Admitted, admit
 from kvflow.router.answer import Reply
 from kvflow.router.bindings import Bindings
 from kvflow.router.bodies import read_body
@@ -38,6 +38,7 @@ from kvflow.router.shapes import OPENAI, headers_of, shape_at
 from kvflow.router.unrouted import not_routed
 from kvflow.router.upstream import EngineError, Upstream
 from kvflow.tenants import Tenant, Tenants
+from kvflow.tenants.gate import TOO_MANY, Gate
 from kvflow.types import Handle
 
 log = logging.getLogger("kvflow.router")
@@ -77,6 +78,7 @@ class Router:
         self.settings = s = settings or Settings()
         self.tenants = tenants
         self.metrics = Metrics()
+        self.gate = Gate(clock)
         self.upstream = Upstream(connect_timeout_s=s.connect_timeout_s, silence_timeout_s=s.silence_timeout_s)
         self.fleet = Fleet(nodes, self.upstream, self._epoch_ended, clock=clock)
         self.releases = Releases(self.fleet, self.upstream)
@@ -107,6 +109,21 @@ class Router:
     def identify(self, request: Request) -> Tenant:
         """Raises `RequestError`, 401."""
         return self.tenants.identify(request.headers, request.client and request.client.host)
+
+    async def serve(self, admitted: Admitted, reply: Reply) -> None:
+        """One turn, when its tenant may have one more. Raises `RequestError`."""
+        async with self.gate.turn(admitted.tenant):
+            await self.dispatcher.serve(admitted, reply)
+
+    @contextmanager
+    def refusals(self, tenant: Tenant) -> Iterator[None]:
+        """Count what is refused because the tenant has too many turns."""
+        try:
+            yield
+        except RequestError as e:
+            if e.status == TOO_MANY:
+                self.metrics.turn_refused(tenant.name)
+            raise
 
     def _admin(self, control: Control) -> Admin | None:
         if control.key is None:
@@ -190,7 +207,9 @@ class Router:
         """Where there are tenants, it shows all of them what each does, so none of them may see it."""
         if self.tenants.identified:
             authorise(self._admin_key, request.headers)
-        return Response(self.metrics.render(self.fleet, self.conversations), media_type=CONTENT_TYPE)
+        return Response(
+            self.metrics.render(self.fleet, self.conversations, self.gate, self.tenants.names), media_type=CONTENT_TYPE
+        )
 
 
 _Work = Callable[[Request, Reply], Awaitable[None]]
@@ -199,8 +218,11 @@ _Work = Callable[[Request, Reply], Awaitable[None]]
 def _turn(router: Router, endpoint: Endpoint) -> _Work:
     async def serve(request: Request, reply: Reply) -> None:
         s = router.settings
-        admitted = await admit(request, endpoint, router.tenants, router.bindings, s.max_body_bytes)
-        await _unless_gone(request.receive, router.dispatcher.serve(admitted, reply))
+        tenant = router.identify(request)
+        with router.refusals(tenant):
+            router.gate.check(tenant)
+            admitted = await admit(request, endpoint, tenant, router.bindings, s.max_body_bytes)
+            await _unless_gone(request.receive, router.serve(admitted, reply))
 
     return serve
 

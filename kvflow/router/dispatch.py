@@ -184,6 +184,7 @@ class Dispatcher:
         a, node = attempt.admitted, self._fleet.state(attempt.plan.decode)
         tokens = prefilled.report.prompt_tokens if prefilled.report else a.turn.prompt_tokens
         need = self._keeping.room.expected(node, tokens, a.endpoint.longest_answer(a.body))
+        attempt = self._keeping.confined(attempt, node, need)
         pins = self._keeping.to_release(attempt, node, need)
         order = DecodeOrder(
             retain_s=attempt.plan.retain_s,
@@ -194,7 +195,7 @@ class Dispatcher:
         )
         body = decode_body(a.body, prefilled.params, order)
         with (
-            self._keeping.room.leg(node.name, need, keeps=attempt.plan.retain_s > 0),
+            self._keeping.leg(attempt, node, need),
             self._given_back(attempt, body.get("kv_transfer_params") or {}) as progress,
         ):
             patient = not a.body.get("stream")

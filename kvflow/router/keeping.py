@@ -1,6 +1,9 @@
 """What decode nodes keep: handles filed at the end of turns, and given up where a leg needs the room."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kvflow.connector.retention import Refusal
@@ -15,6 +18,7 @@ from kvflow.router.metrics import Metrics
 from kvflow.router.outcomes import Prefilled
 from kvflow.router.releases import Releases, rank
 from kvflow.router.room import Need, Room
+from kvflow.router.shares import Shares
 from kvflow.router.turn import Attempt
 from kvflow.types import NodeState, Path
 
@@ -30,14 +34,35 @@ class Keeping:
         self._metrics = metrics
         self._releases = releases
         self.room = Room()
+        self._shares = Shares(conversations)
+
+    def confined(self, attempt: Attempt, node: NodeState, need: Need) -> Attempt:
+        """The same, but that nothing is kept where the turn would not fit its tenant's share."""
+        if not attempt.plan.retain_s or self._shares.fits(attempt.admitted.tenant, node, need):
+            return attempt
+        return replace(attempt, plan=replace(attempt.plan, retain_s=0.0, max_pinned_share=0.0))
+
+    @contextmanager
+    def leg(self, attempt: Attempt, node: NodeState, need: Need) -> Iterator[None]:
+        """Count what a decode leg takes and will leave for as long as the context lasts."""
+        keeps = attempt.plan.retain_s > 0
+        with (
+            self.room.leg(node.name, need, keeps=keeps),
+            self._shares.leg(attempt.admitted.tenant, node, need, keeps=keeps),
+        ):
+            yield
 
     def to_release(self, attempt: Attempt, node: NodeState, need: Need) -> list[str]:
         """Pins that a leg is to release: those given up for its sake, and of the conversation it goes on with."""
-        given_up = self._conversations.give_up(node.name, self.room.shortage(node, attempt.plan, need))
-        self._metrics.released("pressure", len(given_up))
+        share = self._shares.make_room(attempt.admitted.tenant, node, need) if attempt.plan.retain_s else []
+        self._metrics.released("share", len(share))
+        self.room.freed(node.name, sum(h.blocks for h in share))
+        pressure = self._conversations.give_up(node.name, self.room.shortage(node, attempt.plan, need))
+        self._metrics.released("pressure", len(pressure))
+        given_up = [*share, *pressure]
         own = attempt.turn.claim.give_up(node.name) if attempt.plan.path is Path.DIRECT else None
         handles = [*given_up, own] if own else given_up
-        self.room.freed(node.name, sum(h.blocks for h in handles))
+        self.room.freed(node.name, sum(h.blocks for h in handles[len(share) :]))
         # Of several data-parallel ranks nobody knows which one will get the leg.
         self._releases.handles(h for h in handles if rank(h) is not None)
         return [h.pin for h in handles if rank(h) is None and h.epoch == node.epoch]
@@ -64,6 +89,10 @@ class Keeping:
         keys = (*a.keys.filing, id_key(turn.conversation, a.scope), closing_key(turn.conversation, a.scope.tenant))
         self._conversations.put(turn.conversation, keys, handle, tenant=a.scope.tenant, whole=a.keys.whole)
         turn.kept = True
+        excess = self._shares.excess(a.tenant, self._fleet.state(node))
+        self._metrics.released("share", len(excess))
+        self.room.freed(node, sum(h.blocks for h in excess))
+        self._releases.handles(excess)
 
     def report_blocks(self, node: str, blocks: dict[str, int] | None) -> None:
         """What an engine said beside the end of a leg."""

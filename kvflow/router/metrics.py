@@ -1,10 +1,13 @@
 """What `/metrics` shows, for Prometheus. One registry per router, so that nothing is shared between two of them."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvflow.connector.wire import DecodeReport, PrefillReport
 from kvflow.conversations import Conversations
 from kvflow.router.fleet import Fleet
+from kvflow.tenants.gate import Gate
 from kvflow.types import Path, Reason
 
 _USUAL_TOKENS = 1000
@@ -39,6 +42,11 @@ class Metrics:
         self._policy_errors = Counter(
             "kvflow_policy_errors", "Turns whose policy failed, and which went cold", ["policy"], registry=r
         )
+        self._refused = Counter(
+            "kvflow_turns_refused", "Turns refused because their tenant had too many", ["tenant"], registry=r
+        )
+        self._under_way = Gauge("kvflow_turns_under_way", "Turns under way", ["tenant"], registry=r)
+        self._waiting = Gauge("kvflow_turns_waiting", "Turns that wait to begin", ["tenant"], registry=r)
         self._unkeyed = Counter(
             "kvflow_unkeyed_turns", "Turns that no conversation could be derived for", ["tenant"], registry=r
         )
@@ -80,7 +88,7 @@ class Metrics:
             self._fallbacks.labels(node).inc()
 
     def released(self, why: str, count: int) -> None:
-        """`pressure`, `superseded`, `closed`, `expired`, `unused` or `forgotten`."""
+        """`pressure`, `share`, `superseded`, `closed`, `expired`, `unused` or `forgotten`."""
         self._released.labels(why).inc(count)
 
     def first_token(self, tenant: str, path: Path, seconds: float) -> None:
@@ -89,14 +97,20 @@ class Metrics:
     def leg_failed(self, node: str) -> None:
         self._failures.labels(node).inc()
 
+    def turn_refused(self, tenant: str) -> None:
+        self._refused.labels(tenant).inc()
+
     def policy_failed(self, policy: str) -> None:
         self._policy_errors.labels(policy).inc()
 
     def unkeyed(self, tenant: str) -> None:
         self._unkeyed.labels(tenant).inc()
 
-    def render(self, fleet: Fleet, conversations: Conversations) -> bytes:
+    def render(self, fleet: Fleet, conversations: Conversations, gate: Gate, tenants: Iterable[str]) -> bytes:
         """The page, with the gauges set to this moment."""
+        for tenant in tenants:
+            self._under_way.labels(tenant).set(gate.under_way(tenant))
+            self._waiting.labels(tenant).set(gate.waiting(tenant))
         self._handles.set(len(conversations))
         self._handle_bytes.set(conversations.size)
         view = fleet.view()
