@@ -167,6 +167,7 @@ HOOKS = (
         ),
     ),
     Hook("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks", ("self",)),
+    Hook("vllm.entrypoints.launchers.launcher:create_server_socket", ("addr", "reuse_port")),
     Hook("vllm.v1.core.block_pool:BlockPool.touch", ("self", "blocks"), frozenset({"ref_cnt", "free_block_queue"})),
     Hook("vllm.v1.core.block_pool:BlockPool.free_blocks", ("self", "ordered_blocks"), frozenset({"ref_cnt"})),
     Hook(

@@ -5,9 +5,12 @@ some things must be settled before vLLM is imported: that this process ends when
 connector was written for, and that the import will not break.
 """
 
+import functools
 import importlib
 import importlib.util
+import socket
 import sys
+from typing import Any
 
 from kvflow.errors import KvflowError, StartError
 
@@ -26,8 +29,28 @@ def main() -> int:
         return 1
     from vllm.entrypoints.launchers.api_server import entry
 
+    send_at_once()
     entry.main()
     return 0
+
+
+def send_at_once() -> None:
+    """Have the API server send what it writes at once; connections inherit the setting from the socket that listens.
+
+    vLLM makes that socket without naming its protocol, and then asyncio leaves the delay on: the body behind the
+    headers, or the next event of a stream, would wait up to 40 ms for the client to acknowledge what came before.
+    """
+    from vllm.entrypoints.launchers import launcher
+
+    create = launcher.create_server_socket
+
+    @functools.wraps(create)
+    def create_without_delay(*args: Any, **kwargs: Any) -> socket.socket:
+        listener: socket.socket = create(*args, **kwargs)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+
+    launcher.create_server_socket = create_without_delay
 
 
 def check_torchvision() -> None:

@@ -46,3 +46,19 @@ def test_an_environment_that_cannot_work_is_one_sentence(
 def test_a_torchvision_that_works_is_no_obstacle(tmp_path: Path) -> None:
     ended = run(tmp_path, torchvision="", vllm=LOST)
     assert ended.stderr.startswith("vLLM is not installed")
+
+
+def test_what_the_api_server_writes_is_sent_at_once() -> None:
+    """In a process of its own, because it changes vLLM's module."""
+    program = """
+import socket
+from kvflow.nodes.engine_entry import send_at_once
+from vllm.entrypoints.launchers import launcher
+send_at_once()
+with launcher.create_server_socket(("127.0.0.1", 0), reuse_port=False) as listener:
+    listener.listen()
+    with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as accepted:
+        print(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout.splitlines()[-1:] == ["1"], ended.stderr[-2000:]
