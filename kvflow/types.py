@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Role(StrEnum):
@@ -130,6 +130,24 @@ class Turn:
     """Tokens of the prompt's beginning that prefill nodes are believed to have in their prefix caches, by node."""
 
 
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """Seconds of work, as of a moment, each counting for half as much a minute later."""
+
+    seconds: float = 0.0
+    moment: float = 0.0
+    """On the clock of `View.now`."""
+
+    HALF_LIFE_S: ClassVar[float] = 60.0
+
+    def now(self, now: float) -> float:
+        """What is left of it."""
+        return self.seconds * 0.5 ** (max(0.0, now - self.moment) / self.HALF_LIFE_S) if self.seconds else 0.0
+
+    def plus(self, seconds: float, now: float) -> "Worked":
+        return Worked(self.now(now) + seconds, now)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """What the router knows about a node at one moment."""
@@ -154,6 +172,8 @@ class NodeState:
     """The engine finds what it has computed or kept, on its own."""
     recent_failures: float = 0.0
     """Legs that failed, each counting for less the longer ago it was."""
+    worked: Worked = Worked()
+    """Of late: of prefill nodes what their prompts were expected to take, of decode nodes how long legs were."""
     compute: Cost = COMPUTE_GUESS
     """Of prompt tokens on this node, as measured."""
     overhead: Cost = OVERHEAD_GUESS

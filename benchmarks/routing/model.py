@@ -4,7 +4,7 @@ import random
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from kvflow.types import Blocks, Cost, Handle, NodeState, Role, View
+from kvflow.types import Blocks, Cost, Handle, NodeState, Role, View, Worked
 
 BLOCK = 16
 DECODE_BLOCKS = 24_000
@@ -52,6 +52,7 @@ class Node:
     queued_tokens: int = 0
     free_at: float = 0.0
     load_s: float = 0.0
+    worked: Worked = field(default_factory=Worked)
     cache: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Beginnings of prompts, with the tokens that each adds to the one before it."""
     held: int = 0
@@ -71,7 +72,12 @@ class Node:
             block_size=BLOCK,
             compute=COMPUTE,
             free_at=self.free_at,
+            worked=self.worked,
         )
+
+    def work(self, seconds: float, now: float) -> None:
+        self.load_s += seconds
+        self.worked = self.worked.plus(seconds, now)
 
     def begin(self, tokens: int) -> None:
         self.in_flight += 1

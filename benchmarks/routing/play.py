@@ -163,7 +163,7 @@ class _Play:
         seconds = TRANSFER.seconds(pulled) + COMPUTE.seconds(computed)
         node.begin(turn.prompt_tokens)
         node.free_at = max(self._now, node.free_at) + seconds
-        node.load_s += seconds
+        node.work(seconds, self._now)
         self._result.prefix_tokens += had
         self._result.computed_tokens += computed
         yield node.free_at
@@ -174,7 +174,7 @@ class _Play:
     def _decode(self, node: Node, c: Conversation, turn: Turn, answer: int, before: float) -> Iterator[float]:
         node.begin(c.tokens())
         seconds = before + answer * TOKEN_S * (1 + node.in_flight / SLOW_AT)
-        node.load_s += seconds
+        node.work(seconds, self._now)
         yield self._now + seconds
         node.end(turn.prompt_tokens)
 

@@ -37,5 +37,6 @@ def _without(weighted: Weighted) -> Weighted:
 def _only(weighted: Weighted) -> Weighted:
     scorer = weighted.scorer
     if isinstance(scorer, HoldsConversation | HoldsPrefix):
-        return Weighted(scorer=replace(scorer, max_extra_legs=_NO_LIMIT), weight=_ALL_THAT_COUNTS)
+        boundless = replace(scorer, max_extra_legs=_NO_LIMIT, max_work=_NO_LIMIT)
+        return Weighted(scorer=boundless, weight=_ALL_THAT_COUNTS)
     return weighted

@@ -124,7 +124,11 @@ class Fleet:
             yield leg
         finally:
             leg.computed()
+            self._worked(member, work_s if member.spec.role is Role.PREFILL else self._clock() - now)
             self._add(name, -1, -tokens)
+
+    def _worked(self, member: _Member, seconds: float) -> None:
+        member.state = replace(member.state, worked=member.state.worked.plus(seconds, self._clock()))
 
     def _computed(self, member: _Member, work_s: float) -> None:
         member.computing -= 1

@@ -4,7 +4,14 @@ from kvflow.policies.routing.base import Filter, Picker, Scorer
 from kvflow.policies.routing.filters import NotFailing, Ready
 from kvflow.policies.routing.pickers import Best
 from kvflow.policies.routing.route import Rated, Route, Routing, Weighted
-from kvflow.policies.routing.scorers import FewestFailures, HoldsConversation, HoldsPrefix, LeastLoaded, LeastPinned
+from kvflow.policies.routing.scorers import (
+    FewestFailures,
+    HoldsConversation,
+    HoldsPrefix,
+    LeastLoaded,
+    LeastPinned,
+    LeastWorked,
+)
 from kvflow.policies.routing.soonest import Soonest
 
 __all__ = [
@@ -15,6 +22,7 @@ __all__ = [
     "HoldsPrefix",
     "LeastLoaded",
     "LeastPinned",
+    "LeastWorked",
     "NotFailing",
     "Picker",
     "Rated",

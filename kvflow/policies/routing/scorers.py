@@ -7,6 +7,9 @@ from kvflow.policies.handles import holds
 from kvflow.policies.routing.base import Nodes
 from kvflow.types import NodeState, Turn, View
 
+MIN_WORK_S = 2.0
+"""No node is overloaded by less than these seconds of work of late."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastLoaded:
@@ -44,25 +47,25 @@ class LeastPinned:
 class HoldsConversation:
     """1 for the node that holds the conversation's KV, 0 for all others, and 0 for that node too once it is overloaded.
 
-    Overloaded: it has more than `max_extra_legs` legs more under way than the least busy candidate. A weight above the
-    sum of all other weights makes this the only reason to leave. Leaving costs no correctness and no recomputation: the
-    prefill node pulls from the old node all the same.
+    Overloaded: it has more than `max_extra_legs` legs more under way than the least busy candidate, or has of late done
+    more than `max_work` times the mean, so that a few conversations that never rest make no hot spot. A weight above
+    the sum of all other weights makes this the only reason to leave. Leaving costs no correctness and no recomputation:
+    the prefill node pulls from the old node all the same.
     """
 
     max_extra_legs: int = 8
+    max_work: float = 1.2
 
     def __post_init__(self) -> None:
         check.whole("policy.routing: HoldsConversation.max_extra_legs", self.max_extra_legs)
+        check.number("policy.routing: HoldsConversation.max_work", self.max_work, low=1)
 
-    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
-        limit = min(n.in_flight for n in nodes) + self.max_extra_legs
-        return tuple(float(holds(n, turn) and n.in_flight <= limit) for n in nodes)
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:
+        free = _not_overloaded(nodes, view, self.max_extra_legs, self.max_work)
+        return tuple(float(holds(n, turn) and ok) for n, ok in zip(nodes, free, strict=True))
 
     def describe(self) -> str:
-        return (
-            "the node that holds the conversation, "
-            f"unless it has over {self.max_extra_legs} legs more under way than the least busy one"
-        )
+        return f"the node that holds the conversation, {_unless(self.max_extra_legs, self.max_work)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +77,36 @@ class HoldsPrefix:
     """
 
     max_extra_legs: int = 8
+    max_work: float = 1.2
 
     def __post_init__(self) -> None:
         check.whole("policy.routing: HoldsPrefix.max_extra_legs", self.max_extra_legs)
+        check.number("policy.routing: HoldsPrefix.max_work", self.max_work, low=1)
 
-    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
-        limit = min(n.in_flight for n in nodes) + self.max_extra_legs
-        return tuple(_cached_share(n, turn) if n.in_flight <= limit else 0.0 for n in nodes)
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:
+        free = _not_overloaded(nodes, view, self.max_extra_legs, self.max_work)
+        return tuple(_cached_share(n, turn) if ok else 0.0 for n, ok in zip(nodes, free, strict=True))
 
     def describe(self) -> str:
-        return (
-            "the node that has most of the prompt cached, "
-            f"unless it has over {self.max_extra_legs} legs more under way than the least busy one"
-        )
+        return f"the node that has most of the prompt cached, {_unless(self.max_extra_legs, self.max_work)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastWorked:
+    """1 for the node that has done least of late, less for others by how they compare with the mean.
+
+    Where few turns are under way at a time, `LeastLoaded` finds all nodes idle, and by chance one gets more than its
+    share of the conversations that come back.
+    """
+
+    def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
+        worked = [n.worked.now(view.now) for n in nodes]
+        mean = sum(worked) / len(worked)
+        least = min(worked)
+        return tuple((least + mean) / (w + mean) if mean > 0 else 1.0 for w in worked)
+
+    def describe(self) -> str:
+        return "least work of late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +121,21 @@ class FewestFailures:
 
     def describe(self) -> str:
         return "fewest recent failures"
+
+
+def _not_overloaded(nodes: Nodes, view: View, max_extra_legs: int, max_work: float) -> list[bool]:
+    """With too little done by all, what one has done more says nothing."""
+    limit = min(n.in_flight for n in nodes) + max_extra_legs
+    worked = [n.worked.now(view.now) for n in nodes]
+    most = max(MIN_WORK_S, max_work * sum(worked) / len(worked))
+    return [n.in_flight <= limit and w <= most for n, w in zip(nodes, worked, strict=True)]
+
+
+def _unless(max_extra_legs: int, max_work: float) -> str:
+    return (
+        f"unless it has over {max_extra_legs} legs more under way than the least busy one "
+        f"or has of late done over {max_work:g} times the mean"
+    )
 
 
 def _pinned_share(node: NodeState) -> float:

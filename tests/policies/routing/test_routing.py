@@ -154,5 +154,5 @@ def test_description_has_the_numbers() -> None:
     assert words == (
         "the best of ready nodes and if possible nodes with fewer than 3 failures in a row, preferring "
         "the node that holds the conversation, unless it has over 8 legs more under way than the least busy one "
-        "(weight 4), fewest pinned blocks (weight 1)"
+        "or has of late done over 1.2 times the mean (weight 4), fewest pinned blocks (weight 1)"
     )

@@ -6,8 +6,8 @@ from math import inf, nan
 import pytest
 
 from kvflow.errors import ConfigError
-from kvflow.policies import FewestFailures, HoldsPrefix, Soonest
-from kvflow.types import Cost, NodeState, View
+from kvflow.policies import FewestFailures, HoldsConversation, HoldsPrefix, LeastWorked, Soonest
+from kvflow.types import Cost, NodeState, View, Worked
 from tests.policies.build import decode, handle, prefill, turn, view
 
 COMPUTE = Cost(fixed_s=0.0, token_s=1e-3, samples=5)
@@ -97,3 +97,40 @@ def test_empty_prompts_are_scored_too() -> None:
     empty = View(now=100.0, prefill=nodes, decode=(decode(),))
     for scorer in (Soonest(), HoldsPrefix()):
         assert len(scorer.score(nodes, turn(prompt_tokens=0), empty)) == 2
+
+
+def worked(name: str, seconds: float, moment: float = 100.0) -> NodeState:
+    return decode(name, worked=Worked(seconds, moment))
+
+
+def test_who_has_done_least_of_late_is_preferred() -> None:
+    nodes = (worked("a", 10), worked("b", 20), worked("c", 30))
+    assert LeastWorked().score(nodes, turn(), view()) == pytest.approx((1.0, 0.75, 0.6))
+    assert LeastWorked().score((decode("a"), decode("b")), turn(), view()) == (1.0, 1.0)
+
+
+def test_work_counts_for_half_as_much_a_minute_later() -> None:
+    done = Worked(8.0, 100.0)
+    assert (done.now(100.0), done.now(160.0), done.now(220.0)) == (8.0, 4.0, 2.0)
+    assert done.plus(1.0, 160.0) == Worked(5.0, 160.0)
+    assert done.now(50.0) == 8.0, "a clock that goes back makes nothing of nothing"
+    nodes = (worked("a", 40, moment=100.0 - 120.0), worked("b", 10))
+    assert LeastWorked().score(nodes, turn(), view(now=100.0)) == pytest.approx((1.0, 1.0))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(11.9, 1.0), (14.0, 0.0)])
+def test_the_holder_gives_way_when_it_has_done_more_than_its_part(seconds: float, expected: float) -> None:
+    nodes = (worked("decode-0", seconds), worked("decode-1", 8.0), worked("decode-2", 10.0))
+    assert HoldsConversation(max_work=1.2).score(nodes, turn(handle=handle()), view())[0] == expected
+    assert HoldsPrefix(max_work=1.2).score(nodes, turn(cached={"decode-0": 1200}), view())[0] == expected
+
+
+def test_where_hardly_anything_was_done_nobody_has_done_too_much() -> None:
+    nodes = (worked("decode-0", 1.9), worked("decode-1", 0.0))
+    assert HoldsConversation().score(nodes, turn(handle=handle()), view()) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("scorer", [HoldsConversation, HoldsPrefix])
+def test_less_than_its_part_cannot_be_too_much(scorer: type) -> None:
+    with pytest.raises(ConfigError, match=f"{scorer.__name__}.max_work must be at least 1, got 0.9"):
+        scorer(max_work=0.9)
