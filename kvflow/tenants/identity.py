@@ -34,6 +34,8 @@ class Identity:
         """A tenant's name, which a proxy may have made up. Raises `Unauthorized`."""
         named = headers.get(self._header)
         if named is not None and self._is_trusted(peer):
+            if sum(name == self._header for name in headers) > 1:
+                raise Unauthorized(f"{self._header!r} came more than once; a proxy must replace what clients send")
             return named
         key = _key(headers)
         if key is None:

@@ -1,4 +1,5 @@
 import pytest
+from starlette.datastructures import Headers
 
 from kvflow.errors import RequestError
 from kvflow.tenants import Identity, Keys
@@ -61,3 +62,9 @@ def test_anybody_else_is_not_believed(peer: str | None) -> None:
 def test_the_header_can_have_another_name() -> None:
     identity = Identity(KEYS, ["10.0.0.1"], "X-Org")
     assert identity.name({"x-org": "acme"}, "10.0.0.1") == "acme"
+
+
+def test_a_proxy_that_adds_to_what_clients_send_is_not_believed() -> None:
+    twice = Headers(raw=[(b"x-kvflow-tenant", b"globex"), (b"x-kvflow-tenant", b"acme")])
+    with pytest.raises(RequestError, match="more than once"):
+        Identity(KEYS, ["10.0.0.1"]).name(twice, "10.0.0.1")
