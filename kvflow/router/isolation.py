@@ -1,7 +1,8 @@
 """What keeps one tenant's requests from touching another's inside the engines they share.
 
 Engines know nothing of tenants. Their prefix caches are told apart by a cache salt on every leg, and so are
-fingerprints, which begin with it; stored responses by ids that only the router makes up.
+fingerprints, which begin with it; stored responses by ids that only the router makes up; media that a request names
+instead of sending them by names that are the tenant's own.
 """
 
 import json
@@ -14,6 +15,8 @@ from kvflow.router.endpoints import Endpoint
 from kvflow.tenants import Tenant
 
 PRIORITY_HEADER = "x-vllm-priority"
+_SAID = frozenset({"messages", "input"})
+"""Fields in whose parts there can be media."""
 
 
 def confined(body: Mapping[str, Any], endpoint: Endpoint, tenant: Tenant) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def confined(body: Mapping[str, Any], endpoint: Endpoint, tenant: Tenant) -> dic
     salt = out.get("cache_salt")
     if salt is None or (isinstance(salt, str) and salt):  # what else there may be, every engine refuses
         out["cache_salt"] = _salt(tenant.name, salt)
-    return out
+    return with_own_media(out, tenant)
 
 
 def confined_headers(headers: Mapping[str, str], tenant: Tenant) -> dict[str, str]:
@@ -42,5 +45,31 @@ def no_such_response(name: str) -> RequestError:
     return RequestError(message, status=404, kind="invalid_request_error", param="response_id")
 
 
-def _salt(tenant: str, own: str | None) -> str:
+def with_own_media(body: Mapping[str, Any], tenant: Tenant) -> dict[str, Any]:
+    """The same, whose media have names of the tenant's own.
+
+    Engines keep images and the like under the `uuid` that a client gives them, for requests that send nothing else:
+    under the same one another tenant would be shown them.
+    """
+    out = dict(body)
+    for field in _SAID & out.keys() if tenant.isolated else ():
+        if isinstance(said := out[field], list):
+            out[field] = [_with_parts(m, tenant.name) if isinstance(m, Mapping) else m for m in said]
+    return out
+
+
+def _with_parts(message: Mapping[str, Any], tenant: str) -> Mapping[str, Any]:
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    return {**message, "content": [_with_own_uuid(part, tenant) for part in parts]}
+
+
+def _with_own_uuid(part: Any, tenant: str) -> Any:
+    if not isinstance(part, Mapping) or part.get("uuid") is None:
+        return part
+    return {**part, "uuid": _salt(tenant, part["uuid"])}
+
+
+def _salt(tenant: str, own: Any) -> str:
     return blake2b(json.dumps([tenant, own]).encode(), digest_size=16).hexdigest()

@@ -12,7 +12,7 @@ from kvflow.router.admit import forwarded
 from kvflow.router.answer import Reply, blank
 from kvflow.router.bindings import Bindings, binding
 from kvflow.router.fleet import Fleet
-from kvflow.router.isolation import confined_headers, no_such_response
+from kvflow.router.isolation import confined_headers, no_such_response, with_own_media
 from kvflow.router.legs import clean
 from kvflow.router.shapes import MALFORMED, UnreadableError
 from kvflow.router.stream import EventFilter
@@ -38,7 +38,7 @@ class Passing:
 
         Raises `RequestError` (`NoNodeError` among them) and `EngineError`.
         """
-        data = _cleaned(data)
+        data = _cleaned(data, tenant)
         headers = confined_headers(forwarded(request.headers), tenant)
         if (content_type := request.headers.get("content-type")) is not None:
             headers["content-type"] = content_type
@@ -87,7 +87,7 @@ def _filled(path: str, request: Request) -> str:
     return path.format_map(ids) + (f"?{query}" if query else "")
 
 
-def _cleaned(data: bytes) -> bytes:
+def _cleaned(data: bytes, tenant: Tenant) -> bytes:
     """What is no JSON object is the engine's to refuse, but not what only this process cannot read."""
     try:
         body = json.loads(data)
@@ -95,7 +95,7 @@ def _cleaned(data: bytes) -> bytes:
         raise UnreadableError("There was an error parsing the body", kind=MALFORMED) from None
     except ValueError:
         return data
-    if not isinstance(body, dict) or (cleaned := clean(body)) == body:
+    if not isinstance(body, dict) or (cleaned := with_own_media(clean(body), tenant)) == body:
         return data
     return json.dumps(cleaned, separators=(",", ":")).encode()
 

@@ -122,6 +122,30 @@ async def test_a_salt_that_engines_refuse_is_theirs_to_refuse() -> None:
             assert refused.status == plain.status
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_media_that_only_a_name_stands_for_are_never_anothers(path: str) -> None:
+    part = {"type": "image_url", "image_url": None, "uuid": "logo"}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, part]}]}
+    async with shared() as c:
+        names: dict[str, set[str]] = {}
+        for headers in (ACME, GLOBEX, ACME):
+            for node in c.nodes.values():
+                node.app.received.clear()
+            await c.post(path, body, headers)
+            said = [r.body["messages"][0]["content"] for node in c.nodes.values() for r in node.app.received if r.body]
+            assert said
+            assert all(parts[0] == body["messages"][0]["content"][0] for parts in said)
+            names.setdefault(headers["authorization"], set()).update(parts[1]["uuid"] for parts in said)
+        acme, globex = names.values()
+        assert (len(acme), len(globex)) == (1, 1)
+        assert len(acme | globex | {"logo"}) == 3
+    async with cluster() as c:
+        await c.post(path, body)
+        received = [r.body["messages"] for node in c.nodes.values() for r in node.app.received if r.body]
+        assert received
+        assert all(messages == body["messages"] for messages in received)
+
+
 async def test_anothers_stored_response_is_not_there() -> None:
     async with shared() as c:
         stored = (await c.post("/v1/responses", {"input": text(100)}, GLOBEX)).json["id"]
