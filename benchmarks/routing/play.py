@@ -174,8 +174,9 @@ class _Play:
     def _decode(self, node: Node, c: Conversation, turn: Turn, answer: int, before: float) -> Iterator[float]:
         node.begin(c.tokens())
         seconds = before + answer * TOKEN_S * (1 + node.in_flight / SLOW_AT)
-        node.work(seconds, self._now)
+        node.load_s += seconds
         yield self._now + seconds
+        node.worked = node.worked.plus(seconds, self._now)
         node.end(turn.prompt_tokens)
 
     def _keep(self, c: Conversation, plan: Plan) -> None:

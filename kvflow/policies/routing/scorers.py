@@ -7,6 +7,8 @@ from kvflow.policies.handles import holds
 from kvflow.policies.routing.base import Nodes
 from kvflow.types import NodeState, Turn, View
 
+LITTLE_WORK_S = 0.5
+"""Differences that are small beside these seconds of work are no reason to prefer a node."""
 MIN_WORK_S = 2.0
 """No node is overloaded by less than these seconds of work of late."""
 
@@ -101,9 +103,10 @@ class LeastWorked:
 
     def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:  # noqa: ARG002
         worked = [n.worked.now(view.now) for n in nodes]
-        mean = sum(worked) / len(worked)
+        # With too little done by all, what one has done more says nothing, and its cache is worth more.
+        unit = max(LITTLE_WORK_S, sum(worked) / len(worked))
         least = min(worked)
-        return tuple((least + mean) / (w + mean) if mean > 0 else 1.0 for w in worked)
+        return tuple((least + unit) / (w + unit) for w in worked)
 
     def describe(self) -> str:
         return "least work of late"
