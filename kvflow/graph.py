@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,25 +69,35 @@ class Graph:
 
     def open(self) -> tuple[Tenants, Control]:
         """Who is served, and who may change that: keys are read, and all policies composed. Raises `ConfigError`."""
-        fresh = self.read()
-        key, source = keys.admin_line(self.config), keys.admin_source(self.config)
+        line, source = keys.admin_line(self.config), keys.admin_source(self.config)
+        key = AdminKey.parse(line, source) if line else None
+        fresh = self.read(key)
         control = Control(
             catalogue=fresh.catalogue,
-            read=self.read,
-            key=AdminKey.parse(key, source) if key else None,
+            read=partial(self.read, key),
+            key=key,
             apart=self.config.admin.port is not None,
         )
         if fresh.identity is None:
             return Tenants.single(self.policy, fresh.catalogue.policies), control
         return Tenants(self.tenants, fresh.catalogue.policies, fresh.identity), control
 
-    def read(self) -> Fresh:
-        """Keys and policies as files and the environment have them now. Raises `ConfigError`."""
+    def read(self, admin: AdminKey | None = None) -> Fresh:
+        """Keys and policies as files and the environment have them now; `admin` may be nobody's key among them.
+
+        Raises `ConfigError`.
+        """
         catalogue = _catalogue(self.config, self.dirs)
         if not self.tenants:
             return Fresh(catalogue=catalogue)
         auth, text = self.config.auth, keys.tenants_text(self.config)
-        known = Keys.parse(text, self.config.tenants, keys.tenants_source(self.config))
+        source = keys.tenants_source(self.config)
+        known = Keys.parse(text, self.config.tenants, source)
+        if not known and not auth.trusted_proxies:
+            # A file that is being written is empty for a moment, and would shut everybody out.
+            raise ConfigError(f"{source}: holds no key, so that nobody could be served.")
+        if admin is not None and (tenant := known.tenant_of_hash(admin.hashed)):
+            raise ConfigError(f"{source}: tenant {tenant} has the admin key; give it one of its own.")
         return Fresh(catalogue=catalogue, identity=Identity(known, auth.trusted_proxies, auth.tenant_header))
 
     @property

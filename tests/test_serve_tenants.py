@@ -92,6 +92,9 @@ def test_sighup_reads_keys_anew_and_keeps_the_old_where_one_is_wrong(tmp_path: P
         process.send_signal(signal.SIGHUP)
         until(lambda: "globex has the same key as acme" in log.read_text(), WAIT_S, log.read_text)
         assert "SIGHUP: keys and policies stay as they were: KVFLOW_KEYS_FILE" in log.read_text()
+        write(keys_file, "")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: "holds no key" in log.read_text(), WAIT_S, log.read_text)
         assert (chat(url, "acme"), chat(url, "globex")) == (200, 200)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
@@ -128,6 +131,8 @@ def test_an_option_from_config_dir_can_be_given(tmp_path: Path) -> None:
         ("initech " + hash_of("x"), "there is no tenant 'initech'; there are acme, globex."),
         (line("acme") + line("acme").replace("acme", "globex"), "line 2: globex has the same key as acme."),
         (None, "cannot read"),
+        ("# acme has none yet\n", "holds no key, so that nobody could be served."),
+        (line("acme") + f"globex {hash_of(ADMIN)}", "tenant globex has the admin key; give it one of its own."),
     ],
 )
 def test_keys_that_are_wrong_start_nothing(tmp_path: Path, keys_file: Path, text: str | None, sentence: str) -> None:

@@ -63,7 +63,10 @@ class Keys:
         return cls(found)
 
     def tenant_of(self, key: str) -> str | None:
-        return self._tenants.get(hash_of(key))
+        return self.tenant_of_hash(hash_of(key))
+
+    def tenant_of_hash(self, hashed: str) -> str | None:
+        return self._tenants.get(hashed)
 
     def __len__(self) -> int:
         return len(self._tenants)
