@@ -40,11 +40,11 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError("tenant: say whose policy it is to be, as in tenant=acme.")
     server = _Server(url=given.get("url", DEFAULT_URL), key=_key())
     if tenant is None:
-        for entry in server.ask("GET", "/admin/tenants")["tenants"]:
+        for entry in server.ask("GET", "/admin/tenants", "tenants")["tenants"]:
             print(f"{entry['tenant']}: {entry['policy']}")
         return 0
-    path = f"/admin/tenants/{quote(tenant, safe='')}/policy"
-    answer = server.ask("PUT", path, {"policy": policy}) if policy else server.ask("GET", path)
+    path = f"/admin/tenants/{quote(tenant, safe='', errors='surrogateescape')}/policy"
+    answer = server.ask("PUT", path, "words", {"policy": policy}) if policy else server.ask("GET", path, "words")
     print(f"{answer['tenant']}: {answer['policy']}", *(f"  {line}" for line in answer["words"]), sep="\n")
     return 0
 
@@ -67,15 +67,17 @@ class _Server:
     url: str
     key: str
 
-    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer's JSON. Raises `KvflowError`."""
+    def ask(self, method: str, path: str, wanted: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer's JSON, which has the field `wanted`. Raises `KvflowError`."""
         connection = self._connection()
         data = None if body is None else json.dumps(body)
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         try:
             connection.request(method, self._prefix() + path, data, headers)
             response = connection.getresponse()
-            return self._checked(response.status, response.read())
+            return self._checked(response.status, response.read(), wanted)
+        except UnicodeError:
+            raise self._no_url() from None
         except (OSError, http.client.HTTPException) as e:
             why = (e.strerror if isinstance(e, OSError) else None) or str(e) or type(e).__name__
             raise KvflowError(f"{self.url} cannot be asked: {why.lower()}.") from None
@@ -95,16 +97,19 @@ class _Server:
             host, port, kind = parts.hostname, parts.port, kinds.get(parts.scheme)
         except ValueError:
             host, port, kind = None, None, None
-        if host is None or kind is None:
-            raise ConfigError(f"url: {self.url} is not of the form {DEFAULT_URL}.")
+        if host is None or kind is None or " " in self.url or not (self.url.isascii() and self.url.isprintable()):
+            raise self._no_url()
         return kind(host, port, timeout=TIMEOUT_S)
 
-    def _checked(self, status: int, raw: bytes) -> Any:
+    def _no_url(self) -> ConfigError:
+        return ConfigError(f"url: {self.url} is not of the form {DEFAULT_URL}.")
+
+    def _checked(self, status: int, raw: bytes, wanted: str) -> Any:
         try:
             answer = json.loads(raw)
         except ValueError:
             answer = None
-        if status == http.client.OK and isinstance(answer, dict):
+        if status == http.client.OK and isinstance(answer, dict) and wanted in answer:
             return answer
         error = answer.get("error") if isinstance(answer, dict) else None
         if isinstance(error, dict) and isinstance(said := error.get("message"), str):
