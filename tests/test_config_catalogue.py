@@ -44,6 +44,8 @@ def test_options_of_the_users_directories(tmp_path: Path, monkeypatch: pytest.Mo
     ("text", "problem"),
     [
         ("defaults: [nope]\n", "policy/nope: there is no such configuration."),
+        ("defaults: [mine]\n", "an option contains itself; what its defaults name must have another name."),
+        ("retention: &r {again: *r}\n", "an option contains itself; "),
         ("retention: {ttl_s: 9\n", "line 2: this is no YAML: "),
         ("name: bare\n", "policy._target_ is missing; extend an option that has it, as in defaults: [balanced]."),
         ("defaults: [balanced]\nreuse: {_target_: os.system}\n", "policy.reuse._target_: 'os.system' is not allowed; "),

@@ -28,6 +28,12 @@ def refusing() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as e:
         raise ConfigError(sentence(e)) from e
+    except RecursionError:
+        raise ConfigError("an option contains itself; what its defaults name must have another name.") from None
+    except OSError as e:
+        raise ConfigError(
+            f"{e.filename or 'a file'}: cannot be read: {(e.strerror or type(e).__name__).lower()}."
+        ) from None
 
 
 def sentence(error: Exception) -> str:
