@@ -162,7 +162,8 @@ class Admin:
             length=len(raw),
             headers=request.headers,
         )
-        return JSONResponse(self._explainer.answer(question))
+        # Escaped, since a request can carry half a surrogate pair, which UTF-8 cannot.
+        return Response(json.dumps(self._explainer.answer(question)), media_type="application/json")
 
     def _named(self, name: str | None) -> Tenant:
         names = self._changes.tenants.names

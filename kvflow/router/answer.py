@@ -130,7 +130,7 @@ def turn_headers(
         "x-kvflow-path": path,
         "x-kvflow-pulled-tokens": str(pulled),
         "x-kvflow-reason": reason,
-        "x-kvflow-conversation": quote(conversation, safe=_HEADER_SAFE),
+        "x-kvflow-conversation": quote(conversation, safe=_HEADER_SAFE, errors="surrogatepass"),
         "x-kvflow-prefill": prefill,
         "x-kvflow-decode": decode,
     }

@@ -351,6 +351,15 @@ async def test_an_explanation_says_what_then_happens_and_touches_nothing() -> No
         c.check()
 
 
+async def test_half_a_surrogate_pair_is_served_and_explained() -> None:
+    async with administered() as (c, _):
+        for field in ("session_id", "model"):
+            told = await explain(c, {"messages": say("one"), field: "\ud800"})
+            assert (told.status, told.json["explanation"]["error"]) == (200, None)
+        served = await c.chat(say("one"), ACME, session_id="\ud800")
+        assert (served.status, served.headers["x-kvflow-conversation"]) == (200, "%ED%A0%80")
+
+
 async def test_another_policy_another_tenant_and_the_clients_own_headers() -> None:
     async with administered() as (c, _):
         await c.chat(say("one", system=text(200)), {**ACME, "x-conversation-id": "chat-7"})

@@ -28,4 +28,4 @@ class Best:
 
 def _rank(node: NodeState, turn: Turn) -> bytes:
     text = "\0".join((node.name, turn.tenant, turn.model, str(turn.prompt_tokens)))
-    return blake2b(text.encode(), digest_size=8).digest()
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
