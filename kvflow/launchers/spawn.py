@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from kvflow.launchers import lifeline
 
+_OURS_ALONE = ("KVFLOW_ADMIN_KEY", "KVFLOW_KEYS")
+"""What engines, which run a model's code and log their surroundings, need not know."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tied:
@@ -18,7 +21,7 @@ class Tied:
 
 
 def spawn(command: Sequence[str], env: Mapping[str, str], output: int) -> Tied:
-    """Start `command`, with `env` on top of kvflow's own environment and `output` as stdout and stderr.
+    """Start `command`, with `env` on top of kvflow's own environment without its keys, and `output` as stdout and stderr.
 
     Raises OSError where the command cannot be run.
     """
@@ -26,7 +29,7 @@ def spawn(command: Sequence[str], env: Mapping[str, str], output: int) -> Tied:
     try:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **env, lifeline.VARIABLE: str(theirs)},
+            env={**_inherited(), **env, lifeline.VARIABLE: str(theirs)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -39,3 +42,7 @@ def spawn(command: Sequence[str], env: Mapping[str, str], output: int) -> Tied:
     finally:
         os.close(theirs)
     return Tied(process, ours)
+
+
+def _inherited() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _OURS_ALONE}

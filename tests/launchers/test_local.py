@@ -43,6 +43,15 @@ async def test_output_goes_to_the_log_of_the_node(start: Start, tmp_path: Path) 
     assert process.log.read_text() == "set \nto stderr\n"
 
 
+async def test_engines_do_not_get_the_keys(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KVFLOW_ADMIN_KEY", "KVFLOW_KEYS", "KVFLOW_CACHE"):
+        monkeypatch.setenv(name, "mine")
+    program = "import os; print(sorted(k for k in os.environ if k.startswith('KVFLOW_') and os.environ[k] == 'mine'))"
+    process = start(command=(sys.executable, "-c", program))
+    assert await process.wait() == 0
+    assert process.log.read_text() == "['KVFLOW_CACHE']\n"
+
+
 async def test_the_log_of_the_previous_life_is_kept(start: Start) -> None:
     for life in ("first", "second", "third"):
         process = start("--exit=0", f"--say={life}")
