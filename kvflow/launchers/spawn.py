@@ -21,7 +21,7 @@ class Tied:
 
 
 def spawn(command: Sequence[str], env: Mapping[str, str], output: int) -> Tied:
-    """Start `command`, with `env` on top of kvflow's own environment without its keys, and `output` as stdout and stderr.
+    """Start `command`, with `env` on top of kvflow's own environment (without keys) and `output` as stdout and stderr.
 
     Raises OSError where the command cannot be run.
     """
