@@ -64,7 +64,10 @@ def bearer(headers: Mapping[str, str]) -> str | None:
 
 
 def _key(headers: Mapping[str, str]) -> str | None:
-    """Raises `Unauthorized` where two different ones are sent: one of them is a mistake."""
+    """Raises `Unauthorized` where two different ones may have been sent: one of them is a mistake."""
+    for header in ("authorization", "x-api-key"):
+        if sum(name == header for name in headers) > 1:
+            raise Unauthorized(f"{header!r} came more than once; send one API key")
     given = bearer(headers), headers.get("x-api-key", "").strip() or None
     if None not in given and given[0] != given[1]:
         raise Unauthorized("'Authorization' and 'x-api-key' carry different API keys; send one of them")

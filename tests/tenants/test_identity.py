@@ -68,3 +68,11 @@ def test_a_proxy_that_adds_to_what_clients_send_is_not_believed() -> None:
     twice = Headers(raw=[(b"x-kvflow-tenant", b"globex"), (b"x-kvflow-tenant", b"acme")])
     with pytest.raises(RequestError, match="more than once"):
         Identity(KEYS, ["10.0.0.1"]).name(twice, "10.0.0.1")
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_two_keys_under_one_header_are_nobodys(header: str) -> None:
+    prefix = b"Bearer " if header == "authorization" else b""
+    twice = Headers(raw=[(header.encode(), prefix + key) for key in (b"a", b"b")])
+    with pytest.raises(RequestError, match="more than once"):
+        Identity(KEYS).name(twice, None)
