@@ -59,10 +59,12 @@ def with_own_media(body: Mapping[str, Any], tenant: Tenant) -> dict[str, Any]:
 
 
 def _with_parts(message: Mapping[str, Any], tenant: str) -> Mapping[str, Any]:
-    parts = message.get("content")
-    if not isinstance(parts, list):
-        return message
-    return {**message, "content": [_with_own_uuid(part, tenant) for part in parts]}
+    """`output` is what a tool of a client's has answered, in the items of `/v1/responses`."""
+    out = dict(message)
+    for field in ("content", "output"):
+        if isinstance(parts := message.get(field), list):
+            out[field] = [_with_own_uuid(part, tenant) for part in parts]
+    return out
 
 
 def _with_own_uuid(part: Any, tenant: str) -> Any:

@@ -122,28 +122,39 @@ async def test_a_salt_that_engines_refuse_is_theirs_to_refuse() -> None:
             assert refused.status == plain.status
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_media_that_only_a_name_stands_for_are_never_anothers(path: str) -> None:
-    part = {"type": "image_url", "image_url": None, "uuid": "logo"}
-    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, part]}]}
+MEDIA = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": None, "uuid": "logo"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "said", "where"),
+    [
+        ("/v1/chat/completions", "messages", {"role": "user", "content": MEDIA}, "content"),
+        ("/tokenize", "messages", {"role": "user", "content": MEDIA}, "content"),
+        ("/v1/responses", "input", {"type": "function_call_output", "call_id": "c", "output": MEDIA}, "output"),
+    ],
+)
+async def test_media_that_only_a_name_stands_for_are_never_anothers(
+    path: str, field: str, said: Any, where: str
+) -> None:
+    def received(c: Cluster) -> list[Any]:
+        bodies = [r.body for node in c.nodes.values() for r in node.app.received if r.body]
+        assert bodies
+        return [body[field][0][where] for body in bodies]
+
     async with shared() as c:
-        names: dict[str, set[str]] = {}
+        names: list[set[str]] = []
         for headers in (ACME, GLOBEX, ACME):
             for node in c.nodes.values():
                 node.app.received.clear()
-            await c.post(path, body, headers)
-            said = [r.body["messages"][0]["content"] for node in c.nodes.values() for r in node.app.received if r.body]
-            assert said
-            assert all(parts[0] == body["messages"][0]["content"][0] for parts in said)
-            names.setdefault(headers["authorization"], set()).update(parts[1]["uuid"] for parts in said)
-        acme, globex = names.values()
-        assert (len(acme), len(globex)) == (1, 1)
-        assert len(acme | globex | {"logo"}) == 3
+            await c.post(path, {field: [said]}, headers)
+            assert all(parts[0] == MEDIA[0] for parts in received(c))
+            names.append({parts[1]["uuid"] for parts in received(c)})
+        assert names[0] == names[2]
+        assert [len(n) for n in names] == [1, 1, 1]
+        assert len(names[0] | names[1] | {"logo"}) == 3
     async with cluster() as c:
-        await c.post(path, body)
-        received = [r.body["messages"] for node in c.nodes.values() for r in node.app.received if r.body]
-        assert received
-        assert all(messages == body["messages"] for messages in received)
+        await c.post(path, {field: [said]})
+        assert all(parts == MEDIA for parts in received(c))
 
 
 async def test_anothers_stored_response_is_not_there() -> None:
