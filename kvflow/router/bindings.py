@@ -11,20 +11,25 @@ def binding(tenant: str, response: str) -> bytes:
 
 
 class Bindings:
-    """The last `max_count` of them. One event loop owns an instance."""
+    """The last `max_count` of them; beyond, those of the tenant that has most give way. One event loop owns it."""
 
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
-        self._nodes: OrderedDict[bytes, str] = OrderedDict()
+        self._nodes: dict[bytes, str] = {}
+        self._by_tenant: dict[str, OrderedDict[bytes, None]] = {}
+        """The oldest first."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def bind(self, key: bytes, node: str) -> None:
+    def bind(self, key: bytes, node: str, *, tenant: str = "") -> None:
         self._nodes[key] = node
-        self._nodes.move_to_end(key)
+        own = self._by_tenant.setdefault(tenant, OrderedDict())
+        own[key] = None
+        own.move_to_end(key)
         if len(self._nodes) > self._max_count:
-            self._nodes.popitem(last=False)
+            oldest, _ = max(self._by_tenant.values(), key=len).popitem(last=False)
+            del self._nodes[oldest]
 
     def node(self, key: bytes) -> str | None:
         return self._nodes.get(key)

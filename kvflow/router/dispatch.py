@@ -203,7 +203,7 @@ class Dispatcher:
                 if leg.answer.status == 200:
                     progress.begun = True
                     if a.binding:
-                        self._bindings.bind(a.binding, node.name)
+                        self._bindings.bind(a.binding, node.name, tenant=a.scope.tenant)
                     await self._answer(attempt, prefilled, leg, reply)
                 progress.ended = True
         return progress.begun
