@@ -104,7 +104,8 @@ def test_sweeps_compose(chosen: tuple[str, ...]) -> None:
         ("tenants=ours tenants.acme.max_turns=x", "tenants.acme.max_turns: 'x' is not a whole number."),
         ("tenants=ours tenants.acme.max_turns=0", "tenants.acme.max_turns must be at least 1, got 0."),
         ("tenants=ours tenants.acme.max_waiting=-1", "tenants.acme.max_waiting must be at least 0, got -1."),
-        ("tenants=ours tenants.acme.max_wait_s=-1", "tenants.acme.max_wait_s must be at least 0, got -1."),
+        ("tenants=ours tenants.acme.max_wait_s=-1", "tenants.acme.max_wait_s must be from 0 to 600, got -1."),
+        ("tenants=ours tenants.acme.max_wait_s=inf", "tenants.acme.max_wait_s must be from 0 to 600, got inf."),
         ("tenants=ours tenants.acme.max_pinned_share=2", "tenants.acme.max_pinned_share must be from 0 to 1, got 2."),
         (
             "tenants=ours tenants.acme.policy.reuse.min_pull=3",

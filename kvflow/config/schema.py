@@ -195,7 +195,7 @@ class TenantConfig:
     """Turns under way at a time. None: no limit."""
     max_waiting: int = bounded(16, 0)
     """Turns that may wait for one of those to end; one more is refused with 429."""
-    max_wait_s: float = bounded(5.0, 0)
+    max_wait_s: float = bounded(5.0, 0, 600)
     """How long each of them waits before it is refused."""
     max_pinned_share: float | None = bounded(None, 0, 1)
     """Share of each decode node's blocks that what is kept for the tenant may take. None: as its policy says."""
