@@ -117,6 +117,8 @@ class Fleet:
         member.computing += 1
         member.work_s += work_s
         self._add(name, 1, tokens, free_at=now + wait_s + work_s)
+        if member.spec.role is Role.PREFILL:
+            self._worked(member, work_s)
         leg = TimedLeg(
             node=name, began=now, wait_s=wait_s, now=self._clock, on_computed=lambda: self._computed(member, work_s)
         )
@@ -124,7 +126,8 @@ class Fleet:
             yield leg
         finally:
             leg.computed()
-            self._worked(member, work_s if member.spec.role is Role.PREFILL else self._clock() - now)
+            if member.spec.role is Role.DECODE:
+                self._worked(member, self._clock() - now)
             self._add(name, -1, -tokens)
 
     def _worked(self, member: _Member, seconds: float) -> None:

@@ -74,8 +74,9 @@ class HoldsConversation:
 class HoldsPrefix:
     """The share of the prompt that the node is believed to have in its prefix cache; 0 once the node is overloaded.
 
-    Overloaded: as in `HoldsConversation`. A prefix that many conversations share would otherwise draw all of them to
-    the node that had it first. For prefill nodes.
+    Overloaded: as in `HoldsConversation`, or one would wait there longer, compared with the node that is free the
+    soonest, than computing those tokens takes. A prefix that many conversations share would otherwise draw all of them
+    to the node that had it first. For prefill nodes.
     """
 
     max_extra_legs: int = 8
@@ -87,10 +88,15 @@ class HoldsPrefix:
 
     def score(self, nodes: Nodes, turn: Turn, view: View) -> tuple[float, ...]:
         free = _not_overloaded(nodes, view, self.max_extra_legs, self.max_work)
-        return tuple(_cached_share(n, turn) if ok else 0.0 for n, ok in zip(nodes, free, strict=True))
+        soonest = min(view.wait_s(n) for n in nodes)
+        return tuple(
+            _cached_share(n, turn) if ok and view.wait_s(n) - soonest <= _saved_s(n, turn) else 0.0
+            for n, ok in zip(nodes, free, strict=True)
+        )
 
     def describe(self) -> str:
-        return f"the node that has most of the prompt cached, {_unless(self.max_extra_legs, self.max_work)}"
+        limits = _unless(self.max_extra_legs, self.max_work)
+        return f"the node that has most of the prompt cached, {limits} or waiting for it costs more than it saves"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +151,10 @@ def _pinned_share(node: NodeState) -> float:
     if node.blocks is None or node.blocks.total <= 0:
         return 0.0
     return min(1.0, node.blocks.pinned / node.blocks.total)
+
+
+def _saved_s(node: NodeState, turn: Turn) -> float:
+    return node.compute.seconds(turn.cached.get(node.name, 0))
 
 
 def _cached_share(node: NodeState, turn: Turn) -> float:

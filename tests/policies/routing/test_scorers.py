@@ -134,3 +134,10 @@ def test_where_hardly_anything_was_done_nobody_has_done_too_much() -> None:
 def test_less_than_its_part_cannot_be_too_much(scorer: type) -> None:
     with pytest.raises(ConfigError, match=f"{scorer.__name__}.max_work must be at least 1, got 0.9"):
         scorer(max_work=0.9)
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(0.4, 0.5), (0.6, 0.0)])
+def test_a_cached_prefix_is_not_waited_for_longer_than_computing_it_takes(wait: float, expected: float) -> None:
+    """500 tokens at 1 ms each."""
+    nodes = (prefill("a", compute=COMPUTE, free_at=100.0 + wait), prefill("b", compute=COMPUTE))
+    assert HoldsPrefix().score(nodes, turn(prompt_tokens=1000, cached={"a": 500}), view()) == (expected, 0.0)
