@@ -9,7 +9,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
 
-from kvflow.connector.patience import patient_progress
+from kvflow.connector.patience import patient_progress, same_cores
 
 CONNECT_S = 2.0
 """Seconds that the host of another engine may take to accept a connection."""
@@ -18,7 +18,7 @@ CONNECT_S = 2.0
 class KvflowWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         if current_platform.is_cpu():
-            with patient_progress(importlib.import_module("nixl._api").nixlBind):
+            with patient_progress(importlib.import_module("nixl._api").nixlBind), same_cores():
                 super().__init__(vllm_config, engine_id, kv_cache_config)
         else:
             super().__init__(vllm_config, engine_id, kv_cache_config)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvflow.connector.patience import POLL_US, patient_progress, patient_queues
+from kvflow.connector.patience import POLL_US, patient_progress, patient_queues, same_cores
 
 
 class Config:
@@ -47,3 +47,10 @@ def test_readers_of_queues_use_no_processor_while_they_wait() -> None:
     for _ in range(100):
         module.sched_yield()
     assert time.process_time() - used < (time.monotonic() - started) / 2
+
+
+def test_the_thread_stays_on_the_cpus_that_it_was_given() -> None:
+    given = os.sched_getaffinity(0)
+    with same_cores():
+        os.sched_setaffinity(0, {max(given)})
+    assert os.sched_getaffinity(0) == given

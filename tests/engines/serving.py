@@ -1,6 +1,7 @@
 """`kvflow serve` as a process of its own, with real engines, as a user starts it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -68,6 +69,11 @@ class Serving:
 
     def left(self) -> list[int]:
         return [pid for session in self.sessions.values() for pid in lifeline.members(session)]
+
+    def computes_on(self, role: str) -> set[int]:
+        """CPUs on which the main threads of an engine's workers may run."""
+        workers = [pid for pid in lifeline.members(self.sessions[role]) if _title(pid).startswith("VLLM::Worker")]
+        return {cpu for pid in workers for cpu in os.sched_getaffinity(pid)}
 
     def metric(self, role: str, name: str) -> float:
         """Of an engine, summed over its labels."""
@@ -137,6 +143,13 @@ def ask_cold(serving: Serving, messages: Sequence[Message], **body: Any) -> Answ
     answer = ask(serving, messages, conversation_id=unique, cache_salt=unique, **body)
     assert (answer.path, answer.pulled, answer.cached) == ("cold", 0, 0)
     return answer
+
+
+def _title(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_text().rstrip("\0 ")
+    except OSError:
+        return ""
 
 
 def _session(port: int) -> int:

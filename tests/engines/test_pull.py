@@ -1,5 +1,6 @@
 """KV travels back, on two real engines over real NIXL, and no history gets a wrong token."""
 
+import os
 import time
 from typing import Any
 
@@ -181,3 +182,12 @@ def test_the_engines_refusals_come_through(plain: Serving, body: dict[str, Any],
     got, raw, headers = post(f"{plain.url}/v1/chat/completions", body)
     assert (got, headers["content-type"]) == (status, "application/json")
     assert says in raw.decode()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="engines share the one CPU that there is")
+def test_engines_compute_on_cpus_of_their_own(plain: Serving) -> None:
+    """vLLM's connector would have them all compute on the machine's last one."""
+    cpus = {role: plain.computes_on(role) for role in ("prefill", "decode")}
+    assert cpus["prefill"]
+    assert cpus["decode"]
+    assert cpus["prefill"].isdisjoint(cpus["decode"])
