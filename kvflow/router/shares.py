@@ -23,9 +23,12 @@ class Shares:
         """Blocks that legs under way are thought to leave, by tenant and node."""
 
     def fits(self, tenant: Tenant, node: NodeState, need: Need) -> bool:
-        """Whether a turn could be kept at all, were nothing else kept for the tenant."""
+        """Whether a turn could be kept beside what is under way, were everything else of the tenant's given up."""
         cap = _cap(tenant, node)
-        return cap is None or need.prompt <= cap
+        if cap is None:
+            return True
+        coming = self._coming[tenant.name, node.name]
+        return need.prompt <= cap and coming + min(need.whole, cap) <= cap
 
     def make_room(self, tenant: Tenant, node: NodeState, need: Need) -> list[Handle]:
         """Handles that are given up for a turn that is to be kept."""

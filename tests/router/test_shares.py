@@ -120,3 +120,34 @@ async def test_the_ends_of_the_scale(share: float) -> None:
         await c.chat(say(text(100)), KEYS["acme"])
         assert bool(c.router.conversations.blocks_of("acme", "decode-0")) == bool(share)
         c.check()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_turns_at_the_same_time_pin_no_more_than_the_share_even_for_a_moment(seed: int) -> None:
+    """What does not fit beside the turns under way is not kept, rather than given up afterwards."""
+    chance = random.Random(seed)
+    peak = 0
+
+    async def conversation(c: Cluster, number: int) -> None:
+        messages = say(f"{number} " + text(chance.randrange(60, 400), f"c{number}"))
+        for _ in range(3):
+            answer = await c.chat(messages, KEYS["acme"])
+            messages = [*messages, {"role": "assistant", "content": answer.text}, *say(text(40, "more"))]
+
+    async def talk(c: Cluster, numbers: list[int]) -> None:
+        while numbers:
+            await conversation(c, numbers.pop())
+
+    async def look(c: Cluster) -> None:
+        nonlocal peak
+        while True:
+            peak = max(peak, c.nodes["decode-0"].engine.occupancy().pinned)
+            await asyncio.sleep(0)
+
+    async with cluster(tenants=tenants(max_pinned_share=0.25), settings=small) as c:
+        looking = asyncio.create_task(look(c))
+        numbers = list(range(12))
+        await asyncio.gather(*(talk(c, numbers) for _ in range(4)))
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        assert 0 < peak <= 100
