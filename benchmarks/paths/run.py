@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvflow.tenants.keys import hash_of, new_key
-
 from benchmarks.paths.client import Answer, Client, session
 from benchmarks.paths.grid import OVERRIDES, Cell, Contender, Message, history, question, rotated
 from benchmarks.paths.load import loaded
 from benchmarks.serving import serve
+from kvflow.tenants.keys import hash_of, new_key
 
 LOAD = "load"
 ANSWER_TOKENS = 8
