@@ -36,6 +36,8 @@ KEY = "kvflow"
 NODE_PATH = "/kvflow/node"
 RELEASE_PATH = "/kvflow/release"
 EVENT_PREFIX = b"event: kvflow\n"
+_MOST = 2**63
+"""Whole numbers in a message are below; Python's own know no bound, and divide to no float."""
 
 
 class _Message:
@@ -60,7 +62,7 @@ class _Message:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """No number in a message is negative, and none is infinite or no number at all."""
+    """No number in a message is negative, too large to calculate with, or no number at all."""
     if get_origin(hint) is UnionType:
         return any(_fits(value, option) for option in get_args(hint))
     if get_origin(hint) is list:
@@ -69,7 +71,8 @@ def _fits(value: object, hint: Any) -> bool:
         kind = get_args(hint)[1]
         return isinstance(value, dict) and (kind is Any or all(_fits(v, kind) for v in value.values()))
     if hint in (int, float):
-        return type(value) in (int, hint) and 0 <= value < inf  # type: ignore[operator]
+        most = _MOST if type(value) is int else inf
+        return type(value) in (int, hint) and 0 <= value < most  # type: ignore[operator]
     return isinstance(value, hint)
 
 

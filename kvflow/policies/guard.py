@@ -1,7 +1,6 @@
 """No policy costs a request: what it raises or answers wrongly is replaced by a plan that is always right."""
 
 from dataclasses import dataclass, replace
-from math import inf
 
 from kvflow.errors import NoNodeError
 from kvflow.policies.explain import Explanation
@@ -14,6 +13,8 @@ from kvflow.types import NodeState, Path, Plan, Reason, Turn, View
 
 LONGEST_ERROR = 200
 """Characters."""
+_MOST = 2**53
+"""Numbers of a plan are below: they travel as JSON, where larger ones cannot be written, or are not read alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,11 @@ def _path(plan: Plan) -> str | None:
 
 
 def _numbers(plan: Plan, turn: Turn) -> str | None:
-    if not isinstance(plan.min_pull_tokens, int) or isinstance(plan.min_pull_tokens, bool) or plan.min_pull_tokens < 0:
+    if not isinstance(plan.min_pull_tokens, int) or isinstance(plan.min_pull_tokens, bool):
         return f"Plan.min_pull_tokens must be a whole number from 0 on{_got(plan.min_pull_tokens)}."
-    if not _within(plan.retain_s, inf) or plan.retain_s == inf:
+    if not 0 <= plan.min_pull_tokens < _MOST:
+        return f"Plan.min_pull_tokens must be a whole number from 0 on{_got(plan.min_pull_tokens)}."
+    if not _within(plan.retain_s, _MOST):
         return f"Plan.retain_s must be a number of seconds from 0 on{_got(plan.retain_s)}."
     if not _within(plan.max_pinned_share, 1):
         return f"Plan.max_pinned_share must be from 0 to 1{_got(plan.max_pinned_share)}."

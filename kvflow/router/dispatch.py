@@ -259,7 +259,7 @@ class Dispatcher:
     ) -> AsyncIterator[Leg]:
         """One leg on a node: counted while it lasts, and held for or against the node when it ends."""
         url = self._fleet.url(node) + a.endpoint.path
-        with self._fleet.leg(node, work.tokens, work.seconds) as timed:
+        with self._fleet.leg(node, work.tokens, work.seconds, tells=not patient) as timed:
             try:
                 sending = self._upstream.post(node, url, body, a.headers, patient=patient, on_sent=on_sent)
                 async with sending as answer:

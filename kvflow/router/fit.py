@@ -40,6 +40,8 @@ _Sample = tuple[int, int, float]
 _Sums = tuple[float, float, float, float, float, float, float, float, float]
 """Of products of (1, tokens, pairs) with each other, the upper triangle by rows, and with the seconds."""
 _NOTHING: _Sums = (0.0,) * 9
+_Window = deque[tuple[_Sample, float]]
+"""Measurements with the factor that each was off by when it came; 1 for those that were learned."""
 
 
 class Fit:
@@ -64,8 +66,11 @@ class Fit:
         """Measurements in the sums, each by how much it still counts."""
         self._count = 0
         self._newest: _Sample = (0, 0, 0.0)
-        self._recent: deque[tuple[_Sample, float]] = deque(maxlen=_WINDOW)
-        """With the factor that each was off by when it came; 1 for those that were learned."""
+        self._recent: _Window = deque(maxlen=_WINDOW)
+        self._long: _Window = deque(maxlen=_WINDOW)
+        """Of more than a few tokens. The last tokens of prompts, most of what a decode node computes, would push the
+        whole prompts that it computes now and then out of the other one before they are believed.
+        """
         self.cost = prior
 
     def learn(self, tokens: int, context: int, seconds: float) -> bool:
@@ -75,14 +80,15 @@ class Fit:
             return False
         ratio = self._ratio(sample)
         if 1 / _ODD <= ratio <= _ODD:
-            self._recent.append((sample, 1.0))
+            self._note(sample, 1.0)
             self._follow(log(ratio))
             self._take(sample, self.cost.seconds(sample[0], sample[1]))
         else:
-            self._recent.append((sample, ratio))
-            if not self._has_changed():
+            self._note(sample, ratio)
+            changed = next(filter(self._has_changed, (self._recent, self._long)), None)
+            if changed is None:
                 return False
-            self._begin_again()
+            self._begin_again(changed)
         self._solve()
         return True
 
@@ -94,6 +100,12 @@ class Fit:
         """What is measured may not be the same any more: what was learned counts for little from now on."""
         self._fade(min(1.0, _AFTER_RESTART / max(self._weight, _AFTER_RESTART)))
         self._recent.clear()
+        self._long.clear()
+
+    def _note(self, sample: _Sample, ratio: float) -> None:
+        self._recent.append((sample, ratio))
+        if sample[0] >= _FEW_TOKENS:
+            self._long.append((sample, ratio))
 
     def _ratio(self, sample: _Sample) -> float:
         tokens, context, seconds = sample
@@ -113,19 +125,21 @@ class Fit:
             self._scale += self._drift
             self._drift = 0.0
 
-    def _has_changed(self) -> bool:
-        odd = sum(ratio != 1.0 for _, ratio in self._recent)
+    def _has_changed(self, window: _Window) -> bool:
+        odd = sum(ratio != 1.0 for _, ratio in window)
         return odd >= (_BELIEVED_EARLY if self._weight < _EARLY else _BELIEVED)
 
-    def _begin_again(self) -> None:
+    def _begin_again(self, changed: _Window) -> None:
         """From the last few alone, but for those that are odd even among the odd."""
-        middle = median(ratio for _, ratio in self._recent if ratio != 1.0)
-        kept = [s for s, ratio in self._recent if ratio == 1.0 or middle / _ODD <= ratio <= middle * _ODD]
+        middle = median(ratio for _, ratio in changed if ratio != 1.0)
+        short = [] if changed is self._recent else [m for m in self._recent if m[0][0] < _FEW_TOKENS]
+        kept = [s for s, ratio in (*short, *changed) if ratio == 1.0 or middle / _ODD <= ratio <= middle * _ODD]
         if self._weight > _EARLY:  # what is faster or slower now has the shape that it had
             self._prior = self.cost
         self._fade(0.0)
         self._drift = 0.0
         self._recent.clear()
+        self._long.clear()
         for sample in kept:
             self._take(sample, sample[2])
 

@@ -35,9 +35,13 @@ class _Member:
     deaths: int = 0
     """That the router was told of; what was asked before one says nothing about what comes after it."""
     computing: int = 0
-    """Legs whose prompts the node has not done with."""
+    """Legs whose prompts the node has not done with, as far as it will be known."""
     work_s: float = 0.0
     """Of those, what they are expected to take."""
+    untold: int = 0
+    """Of those, the ones that will not say when the node is done with their prompts."""
+    untold_until: float = 0.0
+    """When they were expected to be computed."""
     failed: float = 0.0
     """As `NodeState.recent_failures`, at the moment `failed_at`."""
     failed_at: float = 0.0
@@ -106,21 +110,25 @@ class Fleet:
         await self._members[name].up.wait()
 
     @contextmanager
-    def leg(self, name: str, tokens: int, work_s: float = 0.0) -> Iterator[TimedLeg]:
+    def leg(self, name: str, tokens: int, work_s: float = 0.0, *, tells: bool = True) -> Iterator[TimedLeg]:
         """Count one leg as under way on a node for as long as the context lasts.
 
         The node is expected to be taken up for `work_s`, behind the legs before it, until the leg says that its prompt
-        has been computed.
+        has been computed. One that does not tell, because its answer comes as a whole, is expected to be through when
+        its time is: it must not stand in the queue for as long as its answer is written.
         """
         member, now = self._members[name], self._clock()
         wait_s = max(0.0, member.state.free_at - now)
-        member.computing += 1
-        member.work_s += work_s
+        self._stands(member, now + wait_s + work_s, work_s if tells else None)
         self._add(name, 1, tokens, free_at=now + wait_s + work_s)
         if member.spec.role is Role.PREFILL:
             self._worked(member, work_s)
         leg = TimedLeg(
-            node=name, began=now, wait_s=wait_s, now=self._clock, on_computed=lambda: self._computed(member, work_s)
+            node=name,
+            began=now,
+            wait_s=wait_s,
+            now=self._clock,
+            on_computed=lambda: self._computed(member, work_s if tells else None),
         )
         try:
             yield leg
@@ -133,10 +141,24 @@ class Fleet:
     def _worked(self, member: _Member, seconds: float) -> None:
         member.state = replace(member.state, worked=member.state.worked.plus(seconds, self._clock()))
 
-    def _computed(self, member: _Member, work_s: float) -> None:
-        member.computing -= 1
-        member.work_s = member.work_s - work_s if member.computing else 0.0
-        self._set(member.spec.name, replace(member.state, free_at=self._clock() + member.work_s))
+    def _stands(self, member: _Member, until: float, work_s: float | None) -> None:
+        """In the queue of a node. `work_s` is None of a leg that does not tell when it is through."""
+        if work_s is None:
+            member.untold += 1
+            member.untold_until = until
+        else:
+            member.computing += 1
+            member.work_s += work_s
+
+    def _computed(self, member: _Member, work_s: float | None) -> None:
+        if work_s is None:
+            member.untold -= 1
+        else:
+            member.computing -= 1
+            member.work_s = member.work_s - work_s if member.computing else 0.0
+        now = self._clock()
+        untold = member.untold_until if member.untold else now
+        self._set(member.spec.name, replace(member.state, free_at=max(now + member.work_s, untold)))
 
     def prefilled(self, leg: TimedLeg, source: str | None, prompt_tokens: int, report: PrefillReport | None) -> None:
         """What a prefill leg that succeeded teaches. `source` is the decode node that it was to pull from."""

@@ -1,7 +1,9 @@
 """From an admitted request to a plan: what the router knows about it, put before its tenant's policy."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from kvflow.conversations import Taken
 from kvflow.policies import guard
@@ -46,10 +48,11 @@ class Planning:
             cached=self._cached(admitted),
         )
 
-    def _cached(self, admitted: Admitted) -> dict[str, int]:
+    def _cached(self, admitted: Admitted) -> Mapping[str, int]:
         found = self._prefixes.find(admitted.keys.prefixes, self._fleet.view().prefill)
         tenant = admitted.scope.tenant
-        return {node: self._lengths.tokens(tenant, length // BYTES_PER_TOKEN) for node, length in found.items()}
+        tokens = {n: self._lengths.tokens(tenant, length // BYTES_PER_TOKEN) for n, length in found.items()}
+        return MappingProxyType(tokens)  # a policy sees it, and the legs are counted by it afterwards
 
     def plan(self, admitted: Admitted, taken: Taken | None, handle: Handle | None, broken: str = "") -> Planned:
         """`broken` is a node that has failed this turn. Raises `NoNodeError`."""

@@ -88,6 +88,8 @@ def test_without_nodes_the_plain_plan_is_none_either() -> None:
         ({"min_pull_tokens": 1.5}, turn(), "Plan.min_pull_tokens must be a whole number from 0 on, got 1.5."),
         ({"min_pull_tokens": True}, turn(), "Plan.min_pull_tokens must be a whole number from 0 on, got bool."),
         ({"min_pull_tokens": -(10**400)}, turn(), "Plan.min_pull_tokens must be a whole number from 0 on, got a huge"),
+        ({"min_pull_tokens": 10**5000}, turn(), "Plan.min_pull_tokens must be a whole number from 0 on, got a huge"),
+        ({"retain_s": 10**5000}, turn(), "Plan.retain_s must be a number of seconds from 0 on, got a huge number."),
         ({"retain_s": nan}, turn(), "Plan.retain_s must be a number of seconds from 0 on, got nan."),
         ({"retain_s": inf}, turn(), "Plan.retain_s must be a number of seconds from 0 on, got inf."),
         ({"retain_s": "480"}, turn(), "Plan.retain_s must be a number of seconds from 0 on, got str."),

@@ -175,6 +175,22 @@ class TestNodesAndPairs:
             assert cost.seconds(tokens) - 0.2 == pytest.approx(CPU.token_s * tokens, rel=0.3)
         assert estimates.compute("decode-1").seconds(1, 1000) == pytest.approx(0.2, rel=0.1)
 
+    def test_a_slow_decode_node_is_known_after_a_few_prompts_among_many_last_tokens(self) -> None:
+        estimates, rng = Estimates({"p": Role.PREFILL, "d": Role.DECODE}), random.Random(1)
+
+        def cold() -> None:
+            tokens = rng.choice((300, 1000, 4000))
+            estimates.computed("p", tokens, 0, 0.01 + tokens * 1e-4)
+            estimates.computed("d", 1, tokens, 0.011)
+
+        for _ in range(40):
+            cold()
+        for _ in range(6):
+            estimates.computed("d", 512, 2048, 0.01 + 512e-3)
+            for _ in range(5):
+                cold()
+        assert estimates.compute("d").seconds(512, 2048) == pytest.approx(0.522, rel=0.2)
+
     def test_each_node_and_pair_has_its_own(self) -> None:
         estimates = Estimates(ROLES)
         for i in range(60):

@@ -70,6 +70,19 @@ class TestQueue:
             with fleet.leg(P, 100, 1.0) as second:
                 assert second.wait_s == 1.5
 
+    def test_an_answer_that_comes_as_a_whole_stands_in_it_no_longer_than_expected(
+        self, fleet: Fleet, clock: ManualClock
+    ) -> None:
+        with fleet.leg(D, 100, 2.0, tells=False), fleet.leg(D, 100, 2.0, tells=False):
+            with fleet.leg(D, 100, 0.0):
+                pass
+            assert wait(fleet, D) == 4.0
+            clock.advance(10)
+            with fleet.leg(D, 100, 0.0):
+                pass
+            assert wait(fleet, D) == 0
+        assert wait(fleet, D) == 0
+
     def test_nodes_do_not_wait_for_each_other(self, fleet: Fleet) -> None:
         with fleet.leg(P, 100, 2.0):
             assert wait(fleet, D) == 0

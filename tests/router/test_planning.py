@@ -72,6 +72,20 @@ async def test_a_policy_that_fails_costs_no_request(
         c.check()
 
 
+async def test_a_policy_that_writes_into_what_it_is_shown_costs_no_request() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Scribbles(Broken):
+        def choose(self, turn: Turn, options: Sequence[Option], view: View) -> Choice:
+            turn.cached.update({n.name: "all of it" for n in view.prefill})  # type: ignore[attr-defined]
+            return Choice(option=options[0])
+
+    async with cluster(policy=policy(Scribbles())) as c:
+        messages = say(text(100))
+        answer = await c.chat(messages)
+        assert (answer.status, answer.path, answer.text) == (200, "cold", await c.right(messages))
+        c.check()
+
+
 async def test_a_conversation_goes_on_after_its_policy_failed() -> None:
     """The handle that the failed plan left alone is not lost to a plan that succeeds."""
     good, bad = shipped_policy("balanced"), policy(Broken(error=ValueError()))
