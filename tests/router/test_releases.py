@@ -36,9 +36,12 @@ def small(_: Role) -> Settings:
 
 
 async def test_a_new_conversation_takes_the_room_of_the_oldest() -> None:
-    async with cluster(settings=small) as c:
+    async with cluster(settings=small, clock=ManualClock()) as c:
         chats = [say(text(300, f"chat{i}")) for i in range(8)]
-        replies = [await turn(c, chat) for chat in chats]
+        replies = []
+        for chat in chats:
+            replies.append(await turn(c, chat))
+            c.advance(10)  # so that age counts for more than how long answers happen to be
         assert c.nodes["decode-0"].engine.occupancy().pinned <= 80
         page = (await c.get("/metrics")).raw.decode()
         assert 'kvflow_turns_kept_total{outcome="kept",tenant="default"} 8.0' in page
